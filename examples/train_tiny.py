@@ -113,8 +113,7 @@ def main() -> int:
         print(f"{stage.name}: {shlex.join(stage.command)}", flush=True)
         began = _clocks()
         code = _run(stage, {**os.environ, "PYTHONPATH": paths})
-        wall, cpu = (now - then for now, then in zip(_clocks(), began, strict=True))
-        _keep_time(options.output / TIMES, stage.name, code, seconds=wall, cpu_seconds=cpu)
+        _keep_time(options.output / TIMES, stage.name, code, began)
         if code != 0:
             print(f"{stage.name} ended with {code}; the same command resumes from here")
             return code
@@ -139,13 +138,14 @@ def _clocks() -> tuple[float, float]:
     return time.monotonic(), used.children_user + used.children_system
 
 
-def _keep_time(path: Path, stage: str, code: int, **seconds: float) -> None:
+def _keep_time(path: Path, stage: str, code: int, began: tuple[float, float]) -> None:
     """Append how long a stage ran; of one that was interrupted, every piece has a line."""
-    print(f"{stage}: {seconds['seconds']:.0f} s", flush=True)
+    wall, cpu = (round(now - then, 1) for now, then in zip(_clocks(), began, strict=True))
+    print(f"{stage}: {wall:.0f} s", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounded = {name: round(value, 1) for name, value in seconds.items()}
+    line = {"stage": stage, "seconds": wall, "cpu_seconds": cpu, "code": code}
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps({'stage': stage, **rounded, 'code': code})}\n")
+        file.write(f"{json.dumps(line)}\n")
 
 
 def _run(stage: Stage, environment: Mapping[str, str]) -> int:

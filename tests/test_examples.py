@@ -171,6 +171,7 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
     (line,) = (tmp_path / "times.jsonl").read_text().splitlines()
     kept = json.loads(line)
     assert (kept["stage"], kept["code"]) == ("second", 0)
+    assert 0 <= kept["cpu_seconds"] <= kept["seconds"] + 1
     monkeypatch.setattr(sys, "argv", [*words[:-1], "fourth"])
     with pytest.raises(SystemExit, match="the stages are first, second, third"):
         module["main"]()

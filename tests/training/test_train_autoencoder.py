@@ -45,14 +45,24 @@ def vae():
 
 @pytest.fixture
 def data(train_root):
-    """Return stills, clips and whole samples."""
+    """Return what is fitted."""
     paths, metadata = [train_root / "dataset"], train_root / "metadata.json"
     stills, clips = (
         clip_source(paths, train_worlds.ROBOT, metadata, frames) for frames in (STILL, CLIP)
     )
-    whole = SourceSpec(paths=paths, embodiment=train_worlds.ROBOT, metadata=metadata)
-    opened = [TrainingData.open([source], seed=0) for source in (stills, clips, whole)]
-    return AutoencoderData(stills=opened[0], clips=opened[1], held_out=opened[2])
+    return AutoencoderData(
+        stills=TrainingData.open([stills], seed=0), clips=TrainingData.open([clips], seed=0)
+    )
+
+
+@pytest.fixture
+def whole(train_root):
+    """Return whole samples."""
+    source = SourceSpec(
+        paths=[train_root / "dataset"], embodiment=train_worlds.ROBOT,
+        metadata=train_root / "metadata.json",
+    )  # fmt: skip
+    return TrainingData.open([source], seed=0)
 
 
 def clips(frames, seed=1):
@@ -83,23 +93,22 @@ def test_calibrating_scales_latents_and_decodes_as_before(vae):
 
 
 @pytest.mark.long
-def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data):
-    seen, psnr = [], reconstruction_psnr(vae, data.held_out, PLAN)
+def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data, whole):
+    seen, psnr = [], reconstruction_psnr(vae, whole, PLAN)
     error = fit_autoencoder(vae, data, PLAN, seen.append)
     assert [line.step for line in seen] == list(range(1, 73))
     assert error < 0.8 * seen[0].error
-    assert reconstruction_psnr(vae, data.held_out, PLAN) > psnr
+    assert reconstruction_psnr(vae, whole, PLAN) > psnr
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 
-def test_all_latent_frames_have_one_scale(vae, data):
-    """From the third on they are encoded beside one of four frames, and larger if untrained."""
+def test_the_scale_of_latents_counts_the_third_frame(vae, data):
+    """From the third on, latent frames are encoded beside one of four frames."""
     fit_autoencoder(vae, data, SHORT)
     last = SHORT.clip_steps + SHORT.held_batches
     with torch.no_grad():
-        latents = torch.cat(
-            [vae.encode(clips) for clips in _clips(data.clips, 1, SHORT, SHORT.clip_steps, last)]
-        )
+        held = _clips(data.clips, SHORT.clip_batch, SHORT, SHORT.clip_steps, last)
+        latents = torch.cat([vae.encode(clip) for clip in held])
     assert latents.shape[2] == 3
     assert (latents.std(dim=(0, 2, 3, 4)) - 1).abs().max() < 1e-3
 

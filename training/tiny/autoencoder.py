@@ -48,7 +48,7 @@ class AutoencoderPlan:
     """How the autoencoder is fitted."""
 
     still_steps: int = 3000
-    """Optimizer steps on single frames. They show space as well as clips do, and take a tenth of
+    """Optimizer steps on single frames. Each shows as much of a scene as a clip does, in a fifth of
     the time."""
 
     still_batch: int = 4
@@ -98,16 +98,13 @@ class AutoencoderReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderData:
-    """The same episodes, cut in three ways; open them with :func:`clip_source`."""
+    """The same episodes, cut in two ways; open them with :func:`clip_source`."""
 
     stills: TrainingData
     """Samples of `STILL` frames."""
 
     clips: TrainingData
     """Samples of `CLIP` frames."""
-
-    held_out: TrainingData
-    """Whole samples that nothing is fitted to."""
 
 
 def fit_autoencoder(
@@ -137,6 +134,7 @@ def fit_autoencoder(
     ):
         if saves.result(phase.name, vae) is None:
             _run_phase(vae, phase, plan, report, saves)
+            # Reported is only the error after calibration.
             saves.finish(phase.name, 0.0, vae)
     vae.eval().requires_grad_(requires_grad=False)
     if (known := saves.result("calibration", vae)) is not None:

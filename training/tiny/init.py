@@ -185,12 +185,12 @@ def write_fitted_checkpoint(
     """
     refuse_existing(output)
     config = mini_config(target.embodiment, size)
-    data, whole = _opened(target, plan)
+    data = _opened(target, plan)
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)
         network = WorldActionModel(config, text_encoder=False)
-    saves = _saves(output, plan, whole, size)
+    saves = _saves(output, plan, data.whole, size)
     recipe = _fit(network.vae, data, plan, saves) | {"size": size}
     state = official_state(network)
     vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
@@ -200,15 +200,24 @@ def write_fitted_checkpoint(
         metadata=read_metadata(target.metadata),
         weights=weights,
         recipe=recipe,
-        prompts=training_prompts(whole),
+        prompts=training_prompts(data.whole),
     )
     write_new_checkpoint(output, target.embodiment, content)
     saves.clear()
     return recipe
 
 
-def _opened(target: FittedTo, plan: AutoencoderPlan) -> tuple[AutoencoderData, TrainingData]:
-    """Return what is fitted and measured, and whole samples of the fitted episodes."""
+@dataclass(frozen=True, kw_only=True)
+class _Recordings:
+    fitted: AutoencoderData
+    whole: TrainingData
+    """Whole samples of the same episodes."""
+
+    held_out: TrainingData
+    """Whole samples of others; of the same where none are held out."""
+
+
+def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
     robot, metadata = target.embodiment, target.metadata
     catalogs = [DatasetCatalog.open(path) for path in target.datasets]
     last = [last_episodes(catalog, plan.episodes, plan.held_out) for catalog in catalogs]
@@ -219,10 +228,10 @@ def _opened(target: FittedTo, plan: AutoencoderPlan) -> tuple[AutoencoderData, T
     options = ReaderOptions(episodes=plan.episodes)
     opened = [
         TrainingData.open([replace(one, selections=chosen)], seed=plan.seed, options=options)
-        for one, chosen in ((stills, fitted), (clips, fitted), (whole, others), (whole, fitted))
+        for one, chosen in ((stills, fitted), (clips, fitted), (whole, fitted), (whole, others))
     ]
-    data = AutoencoderData(stills=opened[0], clips=opened[1], held_out=opened[2])
-    return data, opened[3]
+    cut = AutoencoderData(stills=opened[0], clips=opened[1])
+    return _Recordings(fitted=cut, whole=opened[2], held_out=opened[3])
 
 
 def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) -> FitCheckpoint:
@@ -234,12 +243,14 @@ def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) 
 
 
 def _fit(
-    vae: Vae, data: AutoencoderData, plan: AutoencoderPlan, saves: FitCheckpoint
+    vae: Vae, data: _Recordings, plan: AutoencoderPlan, saves: FitCheckpoint
 ) -> dict[str, Any]:
     """Train ``vae``; return what was done."""
     steps = plan.still_steps + plan.clip_steps
     with progress_bar("fitting the autoencoder") as advance:
-        error = fit_autoencoder(vae, data, plan, lambda line: advance(line.step, steps), saves)
+        error = fit_autoencoder(
+            vae, data.fitted, plan, lambda line: advance(line.step, steps), saves
+        )
     return {
         "recipe": "dzrobot init",
         "seed": plan.seed,
