@@ -72,10 +72,10 @@ def clips(frames, seed=1):
 
 @pytest.mark.parametrize("steps", [3, 4, 20, 21])
 def test_a_fit_may_be_as_short_as_three_updates(vae, steps):
-    updates = _Updates(list(vae.parameters()), 1e-3, steps)
+    updates = _Updates(list(vae.parameters()), AutoencoderPlan(), steps)
     for _ in range(steps):
         updates.step(sum(parameter.square().sum() for parameter in vae.parameters()))
-    assert updates.parts[1].last_epoch == steps
+    assert [schedule.last_epoch for schedule in updates.parts[2:]] == [steps, steps]
 
 
 def test_calibrating_scales_latents_and_decodes_as_before(vae):

@@ -74,10 +74,13 @@ class NetworkSize:
     autoencoder: int
     """Base width of the autoencoder."""
 
+    image: int = 224
+    """Pixels of each side of the first frame, as the image encoder gets it."""
+
 
 SIZES: Mapping[str, NetworkSize] = {
     "mini": NetworkSize(width=192, ffn=576, layers=6, latents=24, autoencoder=8),
-    "small": NetworkSize(width=256, ffn=768, layers=8, latents=48, autoencoder=16),
+    "small": NetworkSize(width=256, ffn=768, layers=8, latents=48, autoencoder=16, image=112),
 }
 """By the name that ``dzrobot init --size`` takes: one object in one scene, and several in many."""
 
@@ -123,7 +126,10 @@ def mini_config(embodiment: Embodiment, size: str = "mini") -> NetworkConfig:
             vocab=_VOCABULARY, dim=_TEXT_WIDTH, dim_attn=_TEXT_WIDTH, dim_ffn=128, num_heads=4,
             num_layers=2,
         ),
-        image=ImageConfig(vision_dim=_IMAGE_WIDTH, vision_heads=4, vision_layers=3, embed_dim=32),
+        image=ImageConfig(
+            vision_dim=_IMAGE_WIDTH, vision_heads=4, vision_layers=3, embed_dim=32,
+            image_size=own.image,
+        ),
         vae=vae,
         head=HeadConfig(
             action_horizon=timing.action_horizon, num_frames=timing.frames,

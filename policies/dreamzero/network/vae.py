@@ -243,7 +243,7 @@ class _CausalConv(nn.Conv3d):
             padding=(0, margins[2], margins[0]),
         )  # fmt: skip
         self.weight, self.bias = original.weight, original.bias
-        self._frames_before = margins[4]
+        self._frames_before, self._beside = margins[4], (margins[2], margins[0])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert the weights, in the layout of where they are."""
@@ -254,6 +254,12 @@ class _CausalConv(nn.Conv3d):
     def forward(self, x_BCTHW: Tensor, cache_x: Tensor | None = None) -> Tensor:
         """Return the convolved frames, those of ``cache_x`` and then black ones before them."""
         parts, missing = [x_BCTHW], self._frames_before
+        if cache_x is None and x_BCTHW.shape[2] == 1 and x_BCTHW.device.type == "cpu":
+            # Only black frames come before it, so the last frame of the kernel is enough. A third
+            # of the time; compared bit by bit on processors only.
+            frame_BCHW, weight = x_BCTHW[:, :, 0], self.weight[:, :, -1]
+            strides = self.stride[1:]
+            return F.conv2d(frame_BCHW, weight, self.bias, strides, self._beside)[:, :, None]
         if cache_x is not None and missing:
             parts.insert(0, cache_x)
             missing -= cache_x.shape[2]
