@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from dzrobot.training.tiny.autoencoder import (
     AutoencoderPlan,
     _clips,
     _Updates,
+    _weighted,
     calibrate,
     clip_source,
     fit_autoencoder,
@@ -76,6 +78,15 @@ def test_a_fit_may_be_as_short_as_three_updates(vae, steps):
     for _ in range(steps):
         updates.step(sum(parameter.square().sum() for parameter in vae.parameters()))
     assert [schedule.last_epoch for schedule in updates.parts[2:]] == [steps, steps]
+
+
+def test_a_wrong_color_costs_more_than_a_wrong_brightness():
+    scene = torch.zeros(1, 3, 1, 4, 4)
+    brighter, greener = torch.full_like(scene, 0.1), torch.zeros_like(scene)
+    greener[:, 1] = 0.3
+    assert _weighted(greener, scene, PLAN) > 2 * _weighted(brighter, scene, PLAN)
+    plain = replace(PLAN, color=0)
+    assert _weighted(greener, scene, plain) == pytest.approx(_weighted(brighter, scene, plain))
 
 
 def test_calibrating_scales_latents_and_decodes_as_before(vae):

@@ -51,7 +51,7 @@ class AutoencoderPlan:
 
     still_steps: int = 3000
     """Optimizer steps on single frames. Each shows as much of a scene as a clip does, in a
-    twentieth of the time."""
+    tenth of the time."""
 
     still_batch: int = 8
     """Frames per such step."""

@@ -57,6 +57,16 @@ def test_the_library_gives_the_same_bits(vae, video, dtype, monkeypatch):
     assert torch.equal(own.decode(latents), plain.decode(latents))
 
 
+def test_a_fit_sees_single_frames_as_everything_else_does(vae, video):
+    """While weights are trained, single frames are convolved as images."""
+    trained = copy.deepcopy(vae).requires_grad_(requires_grad=True)
+    latents = trained.encode(video[:, :, :1])
+    assert latents.requires_grad
+    torch.testing.assert_close(latents, vae.encode(video[:, :, :1]), atol=1e-5, rtol=1e-5)
+    frames = trained.decode(latents, clamp=False)
+    torch.testing.assert_close(frames, vae.decode(latents, clamp=False), atol=1e-5, rtol=1e-5)
+
+
 def test_channels_lie_side_by_side_on_an_accelerator_alone(vae, video):
     moved, layout = copy.deepcopy(vae).to("meta"), {"memory_format": torch.channels_last_3d}
     weights = [m.weight for m in moved.modules() if isinstance(m, torch.nn.Conv3d)]
