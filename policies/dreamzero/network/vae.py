@@ -254,7 +254,8 @@ class _CausalConv(nn.Conv3d):
     def forward(self, x_BCTHW: Tensor, cache_x: Tensor | None = None) -> Tensor:
         """Return the convolved frames, those of ``cache_x`` and then black ones before them."""
         parts, missing = [x_BCTHW], self._frames_before
-        if self.weight.requires_grad and cache_x is None and x_BCTHW.shape[2] == 1:
+        fitted = torch.is_grad_enabled() and self.weight.requires_grad
+        if fitted and cache_x is None and x_BCTHW.shape[2] == 1:
             # Only black frames come before it: the kernel's last frame is enough, a third of the
             # time. Last bits may differ, so this is for fits alone.
             frame_BCHW, weight = x_BCTHW[:, :, 0], self.weight[:, :, -1]
