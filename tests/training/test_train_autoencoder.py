@@ -24,6 +24,7 @@ from dzrobot.training.tiny.autoencoder import (
     AutoencoderData,
     AutoencoderPlan,
     _clips,
+    _stills,
     _Updates,
     _weighted,
     calibrate,
@@ -87,6 +88,13 @@ def test_a_wrong_color_costs_more_than_a_wrong_brightness():
     assert _weighted(greener, scene, PLAN) > 2 * _weighted(brighter, scene, PLAN)
     plain = replace(PLAN, color=0)
     assert _weighted(greener, scene, plain) == pytest.approx(_weighted(brighter, scene, plain))
+
+
+def test_stills_are_drawn_from_no_more_than_fits_in_memory(data):
+    two_clips = replace(PLAN, still_bytes=2 * data.stills.image_bytes)
+    drawn = torch.cat(list(_stills(data.stills, two_clips, 0)))
+    assert len(drawn) == PLAN.still_steps * PLAN.still_batch
+    assert STILL < len(drawn.unique(dim=0)) <= 2 * STILL
 
 
 def test_calibrating_scales_latents_and_decodes_as_before(vae):

@@ -56,8 +56,9 @@ class AutoencoderPlan:
     still_batch: int = 8
     """Frames per such step."""
 
-    still_frames: int = 20_000
-    """Frames that these are drawn from, at most; they are decoded once and stay in memory."""
+    still_bytes: int = 512 << 20
+    """Memory for the recordings that these frames are drawn from, which are decoded once; other
+    clips are left out. Twice as much is needed while they are read."""
 
     clip_steps: int = 600
     """Then, optimizer steps on clips of nine frames."""
@@ -69,7 +70,7 @@ class AutoencoderPlan:
     """Highest learning rate of weight matrices, by Muon; it falls to zero along a cosine."""
 
     other_lr: float = 2e-3
-    """The same of all other parameters, by AdamW."""
+    """The same for all other parameters, by AdamW."""
 
     latent_noise: float = 0.05
     """Noise on latents of unit variance while decoding: neighbors must look alike."""
@@ -80,8 +81,8 @@ class AutoencoderPlan:
 
     color: float = 1.0
     """Weight of errors in the differences between red, green and blue. Most errors are of
-    brightness: without this term, small objects are gray for a long time, and objects that differ
-    only in color look the same to the network."""
+    brightness: without this term, small objects stay gray for a long time, and objects that
+    differ only in color look the same to the network."""
 
     held_batches: int = 16
     """Batches after the last step that the latents' scale and the errors are measured on."""
@@ -151,7 +152,7 @@ def fit_autoencoder(
     for phase in phases:
         if saves.result(phase.name, vae) is None:
             _run_phase(vae, phase, plan, report, saves)
-            # Reported is only the error after calibration.
+            # Only the error after calibration is reported.
             saves.finish(phase.name, 0.0, vae)
     vae.eval().requires_grad_(requires_grad=False)
     if (known := saves.result("calibration", vae)) is not None:
@@ -214,7 +215,7 @@ def reconstruction_psnr(vae: Vae, data: TrainingData, plan: AutoencoderPlan) -> 
 class _Updates:
     """Muon for weight matrices, AdamW for the rest, with one-cycle learning rates over ``steps``.
 
-    On recordings of LIBERO a fit by Muon was 2 dB better than one by AdamW of the same time.
+    On recordings of LIBERO a fit by Muon was 2 dB better than an equally long one by AdamW.
     """
 
     def __init__(
@@ -337,10 +338,8 @@ def _first_steps(value: Any, steps: int) -> Any:
 
 def _stills(data: TrainingData, plan: AutoencoderPlan, start: int) -> Iterator[Tensor]:
     """Yield single frames (B, 3, 1, H, W) in [-1, 1] of the steps from ``start`` on."""
-    samples = min(len(data), plan.still_frames // STILL)
-    frames = torch.cat(
-        [images.flatten(0, 1) for images in _images(data, 1, plan, 0, max(1, samples))]
-    )
+    samples = max(1, min(len(data), plan.still_bytes // data.image_bytes))
+    frames = torch.cat([images.flatten(0, 1) for images in _images(data, 1, plan, 0, samples)])
     for step in range(start, plan.still_steps):
         generator = keyed_generator("stills", plan.seed, step)
         chosen = torch.randint(len(frames), (plan.still_batch,), generator=generator)

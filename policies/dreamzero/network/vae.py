@@ -257,7 +257,7 @@ class _CausalConv(nn.Conv3d):
         fitted = torch.is_grad_enabled() and self.weight.requires_grad
         if fitted and cache_x is None and x_BCTHW.shape[2] == 1:
             # Only black frames come before it: the kernel's last frame is enough, a third of the
-            # time. Last bits may differ, so this is for fits alone.
+            # time. Last bits may differ, so only fits do this.
             frame_BCHW, weight = x_BCTHW[:, :, 0], self.weight[:, :, -1]
             strides = self.stride[1:]
             return F.conv2d(frame_BCHW, weight, self.bias, strides, self._beside)[:, :, None]
