@@ -226,7 +226,8 @@ def _new_cache(side: nn.Module) -> list[Tensor | str | None]:
 class _CausalConv(nn.Conv3d):
     """The library's causal convolution, padded by the convolution itself.
 
-    The library first writes a padded copy of all that it convolves. Results are the same bits.
+    The library first writes a padded copy of all that it convolves. Results are the same bits,
+    except for single frames in a fit.
     """
 
     def __init__(self, original: nn.Conv3d, margins: tuple[int, ...]) -> None:
