@@ -225,6 +225,15 @@ class DataConfig(FrozenConfig):
     """Let samples begin near an episode's end and repeat its last row, whose actions there are not
     counted: a policy without memory learns the end of a task from these samples alone."""
 
+    start_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the samples that begin within the first ``start_rows`` rows of an episode, on top of
+    those that do so anyway. Where a demonstration heads straight for its object, later rows show in
+    the arm's pose which one that is: only the first ones teach to read the instruction. 0: every
+    sample of a folder is equally likely."""
+
+    start_rows: Positive = 6
+    """See ``start_share``."""
+
     frame_grid: Annotated[str, AfterValidator(_known_grid)] | None = None
     """Named published frame grid (``rlinf_libero_5b``, ``rlinf_franka``, ``official_droid``), drawn
     by ``multi_anchor``; null: the embodiment's own."""

@@ -296,6 +296,32 @@ def test_weights_are_split_or_given_to_each_path(world):
     np.testing.assert_allclose(found, 0.5, atol=1e-3)
 
 
+def rows_of(data, steps):
+    """Return the folder and the first row of the samples of ``steps`` steps of 64."""
+    keys = [key for step in range(steps) for key in data.sample_keys(step, range(64), 64)]
+    located = [data.locate(key.sample_id)[1:] for key in keys]
+    return [(reader.catalog.root.name, reader.windows.locate(at)[1]) for reader, at in located]
+
+
+def test_a_share_of_the_samples_begins_where_episodes_do(world):
+    plain, more = (
+        rows_of(single(world, start_share=share, start_rows=3), 64) for share in (0, 0.4)
+    )
+    for folder in ("libero", "second"):
+        before, after = ([row for name, row in rows if name == folder] for rows in (plain, more))
+        assert len(before) == pytest.approx(len(after), abs=4), "folders keep their weights"
+        rows, others = (np.bincount(drawn, minlength=9) / len(drawn) for drawn in (after, before))
+        np.testing.assert_allclose(rows[:3], 0.4 / 3 + 0.6 * others[:3], atol=0.03)
+        np.testing.assert_allclose(rows[3:9], 0.6 * others[3:9], atol=0.03)
+    assert max(row for _, row in more) == max(row for _, row in plain)
+    assert rows_of(single(world, start_rows=3), 2) == plain[:128], "a share of 0 changes nothing"
+
+
+def test_no_sample_begins_where_episodes_do(world):
+    with pytest.raises(DatasetError, match=r"raise data\.start_rows, or set data\.start_share=0"):
+        single(world, start_share=0.1, start_rows=0)
+
+
 def test_sources_that_cannot_share_a_batch_are_refused(world):
     metadata = world / "metadata.json"
     specs = [

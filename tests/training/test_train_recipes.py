@@ -181,6 +181,7 @@ WRONG = {
         {"data__pad_tail": True, "data__sampling_mode": "multi_anchor"},
         ("sampling_mode='aligned'",),
     ),
+    "data.start_rows": ({"data__start_rows": 9}, ("has no meaning", "give a share")),
     "data.frame_grid": (
         {"data__frame_grid": "official_droid", "data__sampling_mode": "aligned"},
         ("multi_anchor", "leave sampling_mode out"),

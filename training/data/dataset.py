@@ -68,6 +68,13 @@ class WindowTable:
         parts = [np.arange(self.start[run], self.start[run] + self.count[run]) for run in runs]
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
+    def within(self, rows: int) -> NDArray[np.int64]:
+        """Return the windows that start in the first ``rows`` rows of an episode."""
+        counts = np.clip(rows - self.start, 0, self.count)
+        runs = zip(self.before.tolist(), counts.tolist(), strict=False)
+        parts = [np.arange(first, first + count) for first, count in runs]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""
         np.savez(
@@ -223,6 +230,13 @@ class ReaderOptions:
     episodes: EpisodeChoice = "successes"
     """``successes``: all that are not marked as failures; ``all``: those too; ``interventions``:
     successes in which a person took over from a policy."""
+
+    start_share: float = 0.0
+    """Share of the samples that begin within the first ``start_rows`` rows, on top of those that do
+    so anyway."""
+
+    start_rows: int = 6
+    """See ``start_share``."""
 
     empty: DamagedFiles = "refuse"
     """A folder without a sample: ``refuse`` raises; ``count`` leaves that to whoever opened it, see

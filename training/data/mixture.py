@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -117,8 +118,14 @@ class TrainingData(Dataset[Sample]):
         sizes = [len(reader) for _, reader in self._parts]
         self._offset = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         weights = [weight for source in self.sources for weight in source.weights()]
+        share = options.start_share
+        self._starts = [_starts(reader, options) for _, reader in self._parts] if share else []
+        if share:
+            # The starts of each dataset are one more, which alternates with the others by weight.
+            sizes += [len(windows) for windows in self._starts]
+            weights = [by * weight for by in (1 - share, share) for weight in weights]
         self.stream = SampleStream(sizes, weights, seed)
-        """Which window is at which position."""
+        """Which window is at which position; starts follow as parts of their own."""
 
         self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
 
@@ -203,7 +210,10 @@ class TrainingData(Dataset[Sample]):
     def sample_keys(self, step: int, slots: Sequence[int], global_batch: int) -> list[SampleKey]:
         """Return the samples in ``slots`` of the ``global_batch`` samples of ``step``."""
         draws = self.stream.at([step * global_batch + slot for slot in slots])
-        ids = draws.epoch * len(self) + self._offset[draws.part] + draws.window
+        part, window = draws.part % len(self._parts), draws.window
+        for chosen in np.flatnonzero(draws.part != part):
+            window[chosen] = self._starts[part[chosen]][window[chosen]]
+        ids = draws.epoch * len(self) + self._offset[part] + window
         return [SampleKey(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
 
     def locate(self, sample_id: int) -> tuple[int, DatasetReader, int]:
@@ -245,6 +255,21 @@ class TrainingData(Dataset[Sample]):
         tensors = {key: torch.from_numpy(frames) for key, frames in views.items()}
         padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
         return Sample(key, source, tensors, padded, skipped)
+
+
+def _starts(reader: DatasetReader, options: ReaderOptions) -> NDArray[np.int64]:
+    """Return the windows of ``reader`` that begin where an episode does.
+
+    Raises:
+        DatasetError: There is none.
+    """
+    windows = reader.windows.within(options.start_rows)
+    if not len(windows):
+        raise DatasetError(
+            f"{reader.catalog.root} has no sample that begins in the first {options.start_rows} "
+            "rows of an episode: raise data.start_rows, or set data.start_share=0"
+        )
+    return windows
 
 
 def _check_together(specs: Sequence[SourceSpec]) -> None:

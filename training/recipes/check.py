@@ -47,6 +47,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
     faults += [*_given(config, sources), *_dropped_views(config, sources), *_less_video(config)]
+    faults += _starts(config)
     faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
 
@@ -75,6 +76,16 @@ def _less_video(config: SFTConfig) -> Iterator[Problem]:
             "model.action_only_video",
             "has no meaning while model.action_only_ratio is 0; give a share, such as 0.25, or "
             "leave it out",
+        )
+
+
+def _starts(config: SFTConfig) -> Iterator[Problem]:
+    rows = type(config.data).model_fields["start_rows"].default
+    if config.data.start_rows != rows and not config.data.start_share:
+        yield Problem(
+            "data.start_rows",
+            "has no meaning while data.start_share is 0; give a share, such as 0.3, or leave this "
+            "out",
         )
 
 

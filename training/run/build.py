@@ -292,8 +292,10 @@ def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
         episodes=config.data.episodes,
     )  # fmt: skip
     train = TrainingData.open(
-        [_spec(plan, catalogs, initial, config.data) for plan in plans],
-        seed=config.runner.seed, options=options,
+        [_spec(plan, catalogs, initial, config.data) for plan in plans], seed=config.runner.seed,
+        options=replace(
+            options, start_share=config.data.start_share, start_rows=config.data.start_rows
+        ),
     )  # fmt: skip
     if not count:
         return Datasets(train, None)
