@@ -11,12 +11,13 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.rollout.records import RecordFile
 
 
-def test_the_bundled_checkpoint_is_whole_small_and_knows_its_robot():
-    checkpoint = open_checkpoint(default_checkpoint())
+@pytest.mark.parametrize(("task", "limit"), [("lift", 12e6), ("libero_object", 50e6)])
+def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limit):
+    checkpoint = open_checkpoint(default_checkpoint(task))
     assert set(checkpoint.metadata) == {EMBODIMENT}
     assert checkpoint.passport is not None
     weights = checkpoint.folder / "model.safetensors"
-    assert 1e6 < weights.stat().st_size < 12e6
+    assert 1e6 < weights.stat().st_size < limit
     assert (checkpoint.folder / "MODEL_CARD.md").read_text().startswith("# ")
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint.folder, embodiment=load_embodiment(EMBODIMENT)
