@@ -38,8 +38,8 @@ ANY_GOAL = ("libero_object",)
 tells what to do without its instruction."""
 
 STARTS = ("data.start_share=0.35", "data.start_rows=6")
-"""Of a run that has to read its instruction. The expert heads straight for its object, so later
-rows show in the arm's pose which one that is, and a run learned to look at nothing else."""
+"""Of a run that has to read its instruction. The expert heads straight for its object, so in later
+rows the arm's pose shows which one that is; without this share, a run hardly read anything else."""
 
 NOISE = "0.2"
 """Noise on the expert's executed actions, so that demonstrations include recoveries."""

@@ -71,9 +71,8 @@ class WindowTable:
     def within(self, rows: int) -> NDArray[np.int64]:
         """Return the windows that start in the first ``rows`` rows of an episode."""
         counts = np.clip(rows - self.start, 0, self.count)
-        runs = zip(self.before.tolist(), counts.tolist(), strict=False)
-        parts = [np.arange(first, first + count) for first, count in runs]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        earlier = np.cumsum(counts) - counts
+        return np.repeat(self.before[:-1] - earlier, counts) + np.arange(counts.sum())
 
     def save(self, path: Path) -> None:
         """Write the table to ``path``, an ``.npz`` file."""

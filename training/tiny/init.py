@@ -78,8 +78,8 @@ class NetworkSize:
     """Pixels of each side of the first frame, as the image encoder gets it."""
 
     high_noise: bool = False
-    """Whether training emphasizes high noise, where a prediction has to choose among objects: the
-    published weights leave 10 % of the loss to the levels above 0.9, the emphasis 37 %."""
+    """Whether training emphasizes high noise, where a prediction has to choose among objects. Noise
+    levels above 0.9 have 10 % of the loss's weight without the emphasis, and 37 % with it."""
 
 
 SIZES: Mapping[str, NetworkSize] = {
