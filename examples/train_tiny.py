@@ -184,7 +184,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
                        "--dataset", *datasets, "--metadata", str(metadata),
                        "--still-steps", str(options.still_steps),
-                       "--clip-steps", str(options.clip_steps), *task.init), start),
+                       "--clip-steps", str(options.clip_steps),
+                       "--decoder-steps", str(options.decoder_steps), *task.init), start),
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}",
@@ -355,6 +356,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--still-steps", type=int, default=3000)
     parser.add_argument("--clip-steps", type=int, default=600)
+    parser.add_argument("--decoder-steps", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps")
     parser.add_argument(
         "--evaluate", type=int, default=100,

@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then, updates on clips of nine frames",
     )  # fmt: skip
     parser.add_argument(
+        "--decoder-steps", type=flags.whole(0), default=AutoencoderPlan.decoder_steps,
+        help="then, updates of the decoder alone, for sharper films (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
     )
     parser.add_argument(
@@ -60,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = AutoencoderPlan(
         still_steps=arguments.still_steps,
         clip_steps=arguments.clip_steps,
+        decoder_steps=arguments.decoder_steps,
         seed=arguments.seed,
         num_workers=arguments.workers,
         held_out=arguments.holdout_episodes,

@@ -13,7 +13,7 @@ import torch
 import train_worlds
 
 from dzrobot.cli import main
-from dzrobot.errors import CheckpointError
+from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -30,13 +30,17 @@ from dzrobot.training.tiny.autoencoder import (
     calibrate,
     clip_source,
     fit_autoencoder,
+    fit_decoder,
     reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 from dzrobot.training.tiny.init import SIZES, mini_config
 
 PLAN = AutoencoderPlan(still_steps=60, still_batch=2, clip_steps=12, held_batches=3)
-SHORT = AutoencoderPlan(still_steps=3, still_batch=1, clip_steps=4, clip_batch=1, held_batches=2)
+SHORT = AutoencoderPlan(
+    still_steps=3, still_batch=1, clip_steps=4, clip_batch=1, decoder_steps=3, held_batches=2
+)
+STEPS = SHORT.still_steps + SHORT.clip_steps + SHORT.decoder_steps
 
 
 @pytest.fixture
@@ -121,6 +125,23 @@ def test_fitting_lowers_the_error_and_leaves_nothing_trainable(vae, data, whole)
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 
+@pytest.mark.long
+def test_fitting_the_decoder_alone_raises_the_psnr_and_keeps_the_latents(vae, data, whole):
+    fit_autoencoder(vae, data, PLAN)
+    shown = clips(5)[0]
+    before, psnr = vae.encode(shown), reconstruction_psnr(vae, whole, PLAN)
+    fit_decoder(vae, data.clips, replace(PLAN, decoder_steps=12))
+    assert reconstruction_psnr(vae, whole, PLAN) > psnr
+    assert torch.equal(vae.encode(shown), before)
+    assert not any(parameter.requires_grad for parameter in vae.parameters())
+
+
+@pytest.mark.parametrize("phase", ["still_steps", "clip_steps", "decoder_steps"])
+def test_too_short_a_phase_is_refused(phase):
+    with pytest.raises(ConfigError, match="a phase of 2 steps: it takes 0 or at least 3"):
+        AutoencoderPlan(**{phase: 2})
+
+
 def test_the_scale_of_latents_counts_the_third_frame(vae, data):
     """From the third on, latent frames are encoded beside one of four frames."""
     fit_autoencoder(vae, data, SHORT)
@@ -133,7 +154,7 @@ def test_the_scale_of_latents_counts_the_third_frame(vae, data):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stop", [SHORT.still_steps - 1, SHORT.still_steps + 2])
+@pytest.mark.parametrize("stop", [SHORT.still_steps - 1, SHORT.still_steps + 2, STEPS - 1])
 def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
     fresh, path, seen = copy.deepcopy(vae), tmp_path / "kept", []
 
@@ -148,7 +169,7 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
         fit_autoencoder(vae, data, SHORT, interrupt, FitCheckpoint(path, every=2))
     seen.clear()
     assert fit_autoencoder(fresh, data, SHORT, seen.append, FitCheckpoint(path, every=2)) == whole
-    assert len(seen) <= SHORT.still_steps + SHORT.clip_steps - stop + 1
+    assert len(seen) <= STEPS - stop + 1
     for one, other in zip(fresh.parameters(), expected.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -194,14 +215,14 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     words = [
         "init", str(target), "--embodiment", "train_worlds:ROBOT", "--dataset",
         str(train_root / "dataset"), "--metadata", str(train_root / "metadata.json"),
-        "--still-steps", "3", "--clip-steps", "3", "--holdout-episodes", "1",
-        "--size", "mini",
+        "--still-steps", "3", "--clip-steps", "3", "--decoder-steps", "3",
+        "--holdout-episodes", "1", "--size", "mini",
     ]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
     recipe = json.loads((target / "dzrobot_passport.json").read_text())["recipe"]
     assert f"PSNR {recipe['psnr']:.1f} dB in held-out episodes" in out
-    assert (recipe["still_steps"], recipe["clip_steps"]) == (3, 3)
+    assert [recipe[f"{phase}_steps"] for phase in ("still", "clip", "decoder")] == [3, 3, 3]
     opened = open_checkpoint(target)
     assert opened.passport is not None
     assert opened.config.vae.z_dim == SIZES["mini"].latents

@@ -1,5 +1,8 @@
 """Fit a small video autoencoder to recordings, and put its latents on the published scale.
 
+The encoder decides what the transformer can see, so the fit weighs small objects and colors; its
+decoder may then be fitted alone to plain squared error, which leaves the latents as they are.
+
 The transformer expects latents of zero mean and unit variance after the published constants of the
 Wan autoencoders. A small autoencoder has latents of its own scale, so after training its last
 encoder and first decoder layers, both 1x1x1, take that scale on: exactly, because they are linear.
@@ -16,7 +19,7 @@ from torch import Tensor
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.errors import StatisticsError
+from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.modality.stats import ACTION_HORIZON
 from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.network.vae import MEAN, STD, Vae
@@ -39,6 +42,9 @@ STILL, CLIP = 5, 9
 frame, from which on every latent frame is encoded beside one of four frames."""
 
 _LATENT_WEIGHT = 1e-3
+_LEAST_ERROR = 1e-5
+"""Squared error of a frame (50 dB) below which the decoder is no longer rewarded."""
+_FEWEST = 3
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
 _NARROW = 8
@@ -65,6 +71,9 @@ class AutoencoderPlan:
 
     clip_batch: int = 2
     """Clips per such step."""
+
+    decoder_steps: int = 0
+    """Then, optimizer steps of the decoder alone on further clips, with half the learning rates."""
 
     lr: float = 0.02
     """Highest learning rate of weight matrices, by Muon; it falls to zero along a cosine."""
@@ -99,6 +108,12 @@ class AutoencoderPlan:
 
     episodes: EpisodeChoice = "successes"
     """Which are used, as in :class:`~dzrobot.training.data.ReaderOptions`."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a phase too short for its learning rates to rise and fall."""
+        for steps in (self.still_steps, self.clip_steps, self.decoder_steps):
+            if 0 < steps < _FEWEST:
+                raise ConfigError(f"a phase of {steps} steps: it takes 0 or at least {_FEWEST}")
 
 
 @dataclass(frozen=True)
@@ -138,29 +153,58 @@ def fit_autoencoder(
         saves: What an interrupted fit resumes from, with bit-identical results.
 
     Returns:
-        The mean absolute error of pixels in [-1, 1] of clips, after calibration.
+        The mean absolute error of pixels in [-1, 1] of clips, after the fit.
     """
     saves = saves or FitCheckpoint()
-    vae.train().requires_grad_(requires_grad=True)
+    whole = list(vae.parameters())
     phases = (
-        _Phase("stills", plan.still_steps, 0, lambda done: _stills(data.stills, plan, done)),
+        _Phase("stills", plan.still_steps, 0, lambda done: _stills(data.stills, plan, done), whole),
         _Phase(
             "clips", plan.clip_steps, plan.still_steps,
-            lambda done: _clips(data.clips, plan.clip_batch, plan, done, plan.clip_steps),
+            lambda done: _clips(data.clips, plan.clip_batch, plan, done, plan.clip_steps), whole,
         ),
     )  # fmt: skip
     for phase in phases:
-        if saves.result(phase.name, vae) is None:
-            _run_phase(vae, phase, plan, report, saves)
-            # Only the error after calibration is reported.
-            saves.finish(phase.name, 0.0, vae)
-    vae.eval().requires_grad_(requires_grad=False)
-    if (known := saves.result("calibration", vae)) is not None:
-        return known
+        _run_phase(vae, phase, plan, report, saves)
     last = plan.clip_steps + plan.held_batches
     held = list(_clips(data.clips, plan.clip_batch, plan, plan.clip_steps, last))
-    calibrate(vae, held)
-    return saves.finish("calibration", _error(vae, held), vae)
+    if saves.result("calibration", vae) is None:
+        calibrate(vae, held)
+        saves.finish("calibration", 0.0, vae)
+    if plan.decoder_steps:
+        fit_decoder(vae, data.clips, plan, report, saves)
+    return _error(vae, held)
+
+
+def fit_decoder(
+    vae: Vae,
+    clips: TrainingData,
+    plan: AutoencoderPlan,
+    report: Callable[[AutoencoderReport], None] = lambda _: None,
+    saves: FitCheckpoint | None = None,
+) -> None:
+    """Fit the decoder of ``vae`` in place to whole frames; its latents do not change.
+
+    What is lowered is the logarithm of each frame's mean squared error, so that what rises is
+    the mean PSNR.
+
+    Args:
+        vae: Float32, fitted.
+        clips: Samples of `CLIP` frames.
+        plan: Steps, batches and rates; clips are those after the ones of earlier phases.
+        report: Called after every step; steps are counted after those of the whole fit.
+        saves: What an interrupted fit resumes from.
+    """
+    start = plan.clip_steps + plan.held_batches
+    stop = start + plan.decoder_steps
+    coder = vae.coder
+    phase = _Phase(
+        "decoder", plan.decoder_steps, plan.still_steps + plan.clip_steps,
+        lambda done: _clips(clips, plan.clip_batch, plan, start + done, stop),
+        [*coder.post_quant_conv.parameters(), *coder.decoder.parameters()],
+    )  # fmt: skip
+    gentle = replace(plan, lr=plan.lr / 2, other_lr=plan.other_lr / 2)
+    _run_phase(vae, phase, gentle, report, saves or FitCheckpoint())
 
 
 class _Phase(NamedTuple):
@@ -174,6 +218,9 @@ class _Phase(NamedTuple):
     batches: Callable[[int], Iterator[Tensor]]
     """Clips (B, 3, T, H, W) of the steps after a number of steps."""
 
+    parameters: list[torch.nn.Parameter]
+    """What is fitted."""
+
 
 def _run_phase(
     vae: Vae,
@@ -182,7 +229,13 @@ def _run_phase(
     report: Callable[[AutoencoderReport], None],
     saves: FitCheckpoint,
 ) -> None:
-    updates = _Updates(list(vae.parameters()), plan, phase.steps)
+    """Fit what is not fitted yet; leave nothing trainable."""
+    if saves.result(phase.name, vae) is not None:
+        return
+    vae.train().requires_grad_(requires_grad=False)
+    for parameter in phase.parameters:
+        parameter.requires_grad_(requires_grad=True)
+    updates = _Updates(phase.parameters, plan, phase.steps)
     done = saves.restore(phase.name, vae, *updates.parts)
     for step, clips in enumerate(phase.batches(done), done):
         latents = vae.encode(clips)
@@ -190,10 +243,15 @@ def _run_phase(
         noise = torch.randn(latents.shape, generator=generator)
         noisy = latents + plan.latent_noise * latents.detach().std() * noise
         errors = vae.decode(noisy, clamp=False) - clips
-        loss = _weighted(errors, clips, plan)
-        updates.step(loss + _LATENT_WEIGHT * latents.square().mean())
+        if phase.name == "decoder":
+            loss = ((errors / 2).square().mean(dim=(1, 3, 4)) + _LEAST_ERROR).log().mean()
+        else:
+            loss = _weighted(errors, clips, plan) + _LATENT_WEIGHT * latents.square().mean()
+        updates.step(loss)
         saves.keep(phase.name, step + 1, vae, *updates.parts)
         report(AutoencoderReport(phase.before + step + 1, errors.abs().mean().item()))
+    vae.eval().requires_grad_(requires_grad=False)
+    saves.finish(phase.name, 0.0, vae)
 
 
 @torch.no_grad()

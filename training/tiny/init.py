@@ -259,7 +259,7 @@ def _fit(
     vae: Vae, data: _Recordings, plan: AutoencoderPlan, saves: FitCheckpoint
 ) -> dict[str, Any]:
     """Train ``vae``; return what was done."""
-    steps = plan.still_steps + plan.clip_steps
+    steps = plan.still_steps + plan.clip_steps + plan.decoder_steps
     with progress_bar("fitting the autoencoder") as advance:
         error = fit_autoencoder(
             vae, data.fitted, plan, lambda line: advance(line.step, steps), saves
@@ -271,6 +271,7 @@ def _fit(
         "still_batch": plan.still_batch,
         "clip_steps": plan.clip_steps,
         "clip_batch": plan.clip_batch,
+        "decoder_steps": plan.decoder_steps,
         "error": round(error, 5),
         "held_out_episodes": plan.held_out,
         "psnr": round(reconstruction_psnr(vae, data.held_out, plan), 3),
