@@ -1,6 +1,7 @@
 """Film one episode: what happens, beside the video that DreamZero predicted.
 
     python examples/imagine.py                          # the bundled checkpoint, on Lift
+    python examples/imagine.py --env dzrobot/libero_object-v0 --env-arg task_id=2 --execute 3
     python examples/imagine.py --checkpoint PATH --seed 3 --output imagined.webp
     python examples/imagine.py --env Franka-PnP-v0 --env-arg workcell=emulated \
         --env-arg embodiment=franka_mini --embodiment franka_mini --checkpoint PATH
@@ -24,9 +25,10 @@ from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+from dzrobot.rollout.evaluation.request import BUNDLED_RESOLUTION
 from dzrobot.rollout.footage import tiled
 
-LIFT = "dzrobot/lift-v0"
+BUNDLED = {"dzrobot/lift-v0": "lift", "dzrobot/libero_object-v0": "libero_object"}
 FRAME_MS = 100
 SCALE = 3
 GAP = 4
@@ -37,13 +39,15 @@ def main() -> None:
     options = _arguments()
     robot = load_embodiment(options.embodiment)
     policy = DreamZeroPolicy.from_pretrained(
-        options.checkpoint or default_checkpoint(),
+        options.checkpoint or default_checkpoint(BUNDLED.get(options.env, options.env)),
         embodiment=robot,
         options=PolicyOptions(execute=options.execute, noise="keyed"),
     )
     values = flags.keywords(options.env_arg)
-    if options.env == LIFT:
-        values.setdefault("resolution", robot.views[0].resolution[0])
+    if options.env in BUNDLED:
+        is_lift = BUNDLED[options.env] == "lift"
+        pixels = robot.views[0].resolution[0] if is_lift else BUNDLED_RESOLUTION
+        values.setdefault("resolution", pixels)
     env = gym.make(options.env, max_episode_steps=options.max_steps, **values)
     pairs = [_beside(real, imagined) for real, imagined in episode(env, policy, options.seed)]
     env.close()
@@ -83,13 +87,13 @@ def _beside(real: NDArray[np.uint8], imagined: NDArray[np.uint8]) -> NDArray[np.
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--checkpoint", type=Path, help="folder (default: the bundled one)")
-    parser.add_argument("--env", default=LIFT)
+    parser.add_argument("--checkpoint", type=Path, help="folder (default: the bundled one for ENV)")
+    parser.add_argument("--env", default="dzrobot/lift-v0")
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--embodiment", default=EMBODIMENT, help="of environment and checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="of the start")
     parser.add_argument("--execute", type=int, default=8, help="actions executed of each plan")
-    parser.add_argument("--max-steps", type=int, default=80)
+    parser.add_argument("--max-steps", type=int, default=180)
     parser.add_argument("--output", type=Path, default=Path("imagined.webp"))
     return parser.parse_args()
 

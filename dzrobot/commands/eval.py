@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot eval``."""
     parser.description = (
         "Evaluate a policy. Every finished episode is one line of OUTPUT/records.jsonl; the same "
-        "command again runs what is missing. Without arguments: the bundled policy on Lift."
+        "command again runs what is missing. Without arguments: a bundled policy in LIBERO."
     )
     add_what(parser.add_argument_group("episodes"))
     policy = parser.add_argument_group("policy")

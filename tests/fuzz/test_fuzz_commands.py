@@ -3,7 +3,6 @@
 import pytest
 from harness import LIGHT, assert_held, assert_refused
 
-from dzrobot.rollout.evaluation.request import DEFAULT_ENV
 from dzrobot.rollout.protocol import PROTOCOLS
 
 run = LIGHT.run
@@ -197,4 +196,4 @@ def test_words_mean_what_they_say(good, tmp_path):
     assert "made for dzrobot/lift-v0" in result.output
     assert_held(run(words(tmp_path, protocol="custom")), good, codes=(0,))
     assert '"protocol": "custom"' in (tmp_path / "run" / "card.json").read_text()
-    assert PROTOCOLS["lift-100"].suite == DEFAULT_ENV
+    assert PROTOCOLS["lift-100"].suite == "dzrobot/lift-v0"

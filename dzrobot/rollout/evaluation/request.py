@@ -42,8 +42,13 @@ if TYPE_CHECKING:
     from dzrobot.rollout.asynchronous.execution import ExecutionOptions
     from dzrobot.rollout.evaluation.studies.comparisons import Baseline
 
-DEFAULT_ENV = "dzrobot/lift-v0"
-DEFAULT_EPISODES = 10
+DEFAULT_SUITE = "libero_object"
+DEFAULT_TASKS = (0, 3, 7)
+DEFAULT_EPISODES = 4
+"""What is evaluated where nothing is named: a few episodes of a few tasks."""
+
+BUNDLED_RESOLUTION, BUNDLED_STEPS = 128, 4
+"""Pixels that the bundled policy was trained on, and the solver's steps it was scored with."""
 EXAMPLE = (
     "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
     "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
@@ -153,30 +158,25 @@ class EvaluationRequest:
             ConfigError: values that exclude each other.
             UnknownNameError: a name that does not exist.
         """
+        if not (self.suites or self.env or self.protocol):
+            return self._by_default()
         notes: list[str] = []
         name = self.protocol or ("standard-10x50" if self.suites else "custom")
         protocol = find(PROTOCOLS, "protocol", name)
-        env, episodes, arguments = self.env, self.episodes, dict(self.arguments)
+        env, arguments = self.env or protocol.suite, dict(self.arguments)
         if not self.suites:
             if env is None:
-                env = protocol.suite or DEFAULT_ENV
-                if self.protocol is None:
-                    protocol = PROTOCOLS["lift-100"]
-                    episodes = DEFAULT_EPISODES if episodes is None else episodes
-                notes.append(
-                    f"Bundled default: {env} (robosuite's Lift in the format of LIBERO; it is not "
-                    "LIBERO)."
+                raise ConfigError(
+                    f"--protocol {name} says how episodes are run, not which: give --suite or --env"
                 )
             arguments = self._arm_arguments(env, arguments, notes)
         policy = self._policy_spec(notes)
-        if not self.suites and self.env is None:
-            notes.append(f"LIBERO with a real checkpoint: {EXAMPLE}")
         spec = EvalSpec(
             protocol=protocol,
             suites=self.suites,
             env=env,
             tasks=self.tasks,
-            episodes=episodes,
+            episodes=self.episodes,
             first_episode=self.first_episode,
             max_steps=self.max_steps,
             seed=self.seed,
@@ -192,6 +192,31 @@ class EvaluationRequest:
         )
         label = folder_name(self.suites, str(env))
         return ResolvedRequest(evaluation=evaluation, label=label, notes=tuple(notes))
+
+    def _by_default(self) -> ResolvedRequest:
+        """Return what is evaluated where neither suite, environment nor protocol is named."""
+        tasks = DEFAULT_TASKS if self.tasks is None else self.tasks
+        episodes = DEFAULT_EPISODES if self.episodes is None else self.episodes
+        chosen = replace(self, suites=(DEFAULT_SUITE,), tasks=tasks, episodes=episodes)
+        words = f"--suite {DEFAULT_SUITE} --tasks {','.join(map(str, tasks))} --episodes {episodes}"
+        if not (self.checkpoint or self.policy or self.server):
+            arguments = {"resolution": BUNDLED_RESOLUTION, **self.arguments}
+            acts = self.settings.options
+            if acts.solver_steps is None:
+                acts = replace(acts, solver_steps=BUNDLED_STEPS)
+            settings = replace(self.settings, options=acts)
+            chosen = replace(chosen, arguments=arguments, settings=settings)
+            words += f" --env-arg resolution={arguments['resolution']}"
+            words += f" --solver-steps {acts.solver_steps}"
+        found = chosen.resolved()
+        notes = [
+            f"By default: {words}",
+            *found.notes,
+            "Without LIBERO's assets: --env dzrobot/lift-v0",
+        ]
+        if not self.checkpoint:
+            notes.append(f"With your checkpoint: {EXAMPLE}")
+        return replace(found, notes=tuple(notes))
 
     def _arm_arguments(
         self, env: str, arguments: dict[str, Any], notes: list[str]
@@ -224,7 +249,7 @@ class EvaluationRequest:
             )
         name = self.checkpoint or self.policy or (REMOTE if self.server else None)
         if name is None:
-            name = _bundled_checkpoint(notes)
+            name = self._bundled_checkpoint(notes)
         if (name == REMOTE) != (self.server is not None):
             raise ConfigError(
                 "--policy remote and --server URL go together, without another policy"
@@ -237,24 +262,25 @@ class EvaluationRequest:
             key = read_key(self.api_key_file)
         return PolicySpec.named(name, self.settings, server=self.server, api_key=key)
 
+    def _bundled_checkpoint(self, notes: list[str]) -> str:
+        """Return the folder of the bundled policy for these tasks, and note that it was chosen."""
+        from dzrobot.policies.dreamzero.bundled import default_checkpoint
+
+        untrained = [suite for suite in self.suites if not suite.startswith(DEFAULT_SUITE)]
+        if untrained:
+            raise ConfigError(
+                f"no bundled policy was trained for {untrained[0]}, only for {DEFAULT_SUITE} and "
+                "dzrobot/lift-v0: give --checkpoint or --policy"
+            )
+        checkpoint = default_checkpoint(DEFAULT_SUITE if self.suites else "lift")
+        notes.append(f"No --checkpoint: the bundled tiny policy in {checkpoint}.")
+        return str(checkpoint)
+
 
 def refuse_local(flags: Sequence[str]) -> None:
     """Raise ConfigError where a remote policy is given ``flags`` that its server decides."""
     if flags:
         raise ConfigError(f"{flags[0]}: the server decides; give it to `dzrobot serve`")
-
-
-def _bundled_checkpoint(notes: list[str]) -> str:
-    """Return the path of the bundled policy, and add a note that it was chosen."""
-    from dzrobot.policies.dreamzero.bundled import default_checkpoint
-
-    checkpoint = default_checkpoint()
-    note = f"No --checkpoint: the bundled tiny policy in {checkpoint}."
-    if notes:
-        notes[0] += f" {note}"
-    else:
-        notes.append(note)
-    return str(checkpoint)
 
 
 Log = Callable[[int, Mapping[str, float | int | None]], None]
