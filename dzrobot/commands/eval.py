@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot eval``."""
     parser.description = (
         "Evaluate a policy. Every finished episode is one line of OUTPUT/records.jsonl; the same "
-        "command again runs what is missing. Without arguments: a bundled policy in LIBERO."
+        "command again runs what is missing. Without arguments: a bundled policy in LIBERO, "
+        "and the page of `dzrobot report`."
     )
     add_what(parser.add_argument_group("episodes"))
     policy = parser.add_argument_group("policy")
@@ -100,7 +101,12 @@ def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:
             session, arguments.against, stop_early=arguments.stop_early
         )
     done = session.run()
-    return print_conclusion(session.console, done.summary, done.folder, done.title)
+    code = print_conclusion(session.console, done.summary, done.folder, done.title)
+    if not (arguments.suite or arguments.env or arguments.protocol):
+        from dzrobot.commands.report import report
+
+        report([done.folder])
+    return code
 
 
 def listed_steps(run: Path, wanted: str) -> dict[int, Path]:

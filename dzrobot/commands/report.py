@@ -1,6 +1,7 @@
 """``dzrobot report``: evaluations as a page that a browser opens from disk."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from dzrobot.commands.options import flags
@@ -44,14 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, and say where."""
     folders = [arguments.results, *([arguments.other] if arguments.other else [])]
-    output: Path = arguments.output or _own_folder(arguments.results)
     if arguments.rerun:
+        output: Path = arguments.output or _own_folder(arguments.results)
         return _write_recordings(folders, output / RERUN_FOLDER)
+    report(folders, arguments.output, arguments.foreign)
+    return 0
+
+
+def report(folders: list[Path], output: Path | None = None, foreign: Sequence[Path] = ()) -> None:
+    """Write the page of results and print its path.
+
+    Args:
+        folders: One or two results folders.
+        output: Folder to write into; None: ``report`` in the first.
+        foreign: Results of other programs, to stand beside.
+
+    Raises:
+        ProtocolError: a folder holds no results, or the page cannot be written.
+    """
+    output = output or _own_folder(folders[0])
     with progress_bar("episodes") as show:
-        page = write_page(folders, output, show, foreign=arguments.foreign)
+        page = write_page(folders, output, show, foreign=foreign)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
-    return 0
 
 
 def _own_folder(results: Path) -> Path:

@@ -37,6 +37,9 @@ def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, l
     lines = printed.splitlines()
     assert lines[0].startswith("By default: --suite libero_object --tasks 0,3,7 --episodes 1 ")
     assert "the bundled tiny policy" in lines[1]
+    page = tmp_path / "report" / "report.html"
+    assert page.is_file()
+    assert lines[-1].startswith(f"{page}: ")
     assert any("--suite libero_spatial" in line and "--checkpoint" in line for line in lines)
     total = json.loads((tmp_path / "summary.json").read_text())["results"]["total"][0]
     assert total["errors"] == 0

@@ -234,7 +234,7 @@ def _run_phase(
         return
     vae.train().requires_grad_(requires_grad=False)
     for parameter in phase.parameters:
-        parameter.requires_grad_(requires_grad=True)
+        parameter.requires_grad = True
     updates = _Updates(phase.parameters, plan, phase.steps)
     done = saves.restore(phase.name, vae, *updates.parts)
     for step, clips in enumerate(phase.batches(done), done):
