@@ -102,7 +102,7 @@ def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:
         )
     done = session.run()
     code = print_conclusion(session.console, done.summary, done.folder, done.title)
-    if not (arguments.suite or arguments.env or arguments.protocol):
+    if session.request.is_default:
         from dzrobot.commands.report import report
 
         report([done.folder])

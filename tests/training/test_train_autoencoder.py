@@ -142,6 +142,13 @@ def test_too_short_a_phase_is_refused(phase):
         AutoencoderPlan(**{phase: 2})
 
 
+def test_a_phase_may_be_left_out(vae, data):
+    seen = []
+    fit_autoencoder(vae, data, replace(SHORT, still_steps=0, decoder_steps=0), seen.append)
+    assert [line.step for line in seen] == list(range(1, SHORT.clip_steps + 1))
+    assert not any(parameter.requires_grad for parameter in vae.parameters())
+
+
 def test_the_scale_of_latents_counts_the_third_frame(vae, data):
     """From the third on, latent frames are encoded beside one of four frames."""
     fit_autoencoder(vae, data, SHORT)

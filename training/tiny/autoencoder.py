@@ -45,6 +45,7 @@ _LATENT_WEIGHT = 1e-3
 _LEAST_ERROR = 1e-5
 """Squared error of a frame (50 dB) below which the decoder is no longer rewarded."""
 _FEWEST = 3
+"""Updates in which a rate can rise and fall."""
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
 _NARROW = 8
@@ -171,8 +172,7 @@ def fit_autoencoder(
     if saves.result("calibration", vae) is None:
         calibrate(vae, held)
         saves.finish("calibration", 0.0, vae)
-    if plan.decoder_steps:
-        fit_decoder(vae, data.clips, plan, report, saves)
+    fit_decoder(vae, data.clips, plan, report, saves)
     return _error(vae, held)
 
 
@@ -230,7 +230,8 @@ def _run_phase(
     saves: FitCheckpoint,
 ) -> None:
     """Fit what is not fitted yet; leave nothing trainable."""
-    if saves.result(phase.name, vae) is not None:
+    if phase.steps == 0 or saves.result(phase.name, vae) is not None:
+        vae.eval().requires_grad_(requires_grad=False)
         return
     vae.train().requires_grad_(requires_grad=False)
     for parameter in phase.parameters:

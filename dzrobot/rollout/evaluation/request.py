@@ -151,6 +151,11 @@ class EvaluationRequest:
             project=self.project if variant.is_tracked else None,
         )
 
+    @property
+    def is_default(self) -> bool:
+        """Return whether neither suite, environment nor protocol is named."""
+        return not (self.suites or self.env or self.protocol)
+
     def resolved(self) -> ResolvedRequest:
         """Return what is evaluated, with the defaults filled in.
 
@@ -158,7 +163,7 @@ class EvaluationRequest:
             ConfigError: values that exclude each other.
             UnknownNameError: a name that does not exist.
         """
-        if not (self.suites or self.env or self.protocol):
+        if self.is_default:
             return self._by_default()
         notes: list[str] = []
         name = self.protocol or ("standard-10x50" if self.suites else "custom")
@@ -194,7 +199,7 @@ class EvaluationRequest:
         return ResolvedRequest(evaluation=evaluation, label=label, notes=tuple(notes))
 
     def _by_default(self) -> ResolvedRequest:
-        """Return what is evaluated where neither suite, environment nor protocol is named."""
+        """Return what is evaluated where nothing is named."""
         tasks = DEFAULT_TASKS if self.tasks is None else self.tasks
         episodes = DEFAULT_EPISODES if self.episodes is None else self.episodes
         chosen = replace(self, suites=(DEFAULT_SUITE,), tasks=tasks, episodes=episodes)
