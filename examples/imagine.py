@@ -23,12 +23,15 @@ from numpy.typing import NDArray
 import dzrobot  # noqa: F401 (registers the environments)
 from dzrobot.commands.options import flags
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
+from dzrobot.policies.dreamzero.bundled import (
+    EMBODIMENT,
+    RESOLUTION,
+    bundled_task,
+    default_checkpoint,
+)
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.evaluation.request import BUNDLED_RESOLUTION
 from dzrobot.rollout.footage import tiled
 
-BUNDLED = {"dzrobot/lift-v0": "lift", "dzrobot/libero_object-v0": "libero_object"}
 FRAME_MS = 100
 SCALE = 3
 GAP = 4
@@ -38,16 +41,15 @@ def main() -> None:
     """Run the episode and write the animation."""
     options = _arguments()
     robot = load_embodiment(options.embodiment)
+    checkpoint, values = options.checkpoint, flags.keywords(options.env_arg)
+    if checkpoint is None:
+        checkpoint = default_checkpoint(bundled_task(options.env))
+        values.setdefault("resolution", RESOLUTION)
     policy = DreamZeroPolicy.from_pretrained(
-        options.checkpoint or default_checkpoint(BUNDLED.get(options.env, options.env)),
+        checkpoint,
         embodiment=robot,
         options=PolicyOptions(execute=options.execute, noise="keyed"),
     )
-    values = flags.keywords(options.env_arg)
-    if options.env in BUNDLED:
-        is_lift = BUNDLED[options.env] == "lift"
-        pixels = robot.views[0].resolution[0] if is_lift else BUNDLED_RESOLUTION
-        values.setdefault("resolution", pixels)
     env = gym.make(options.env, max_episode_steps=options.max_steps, **values)
     pairs = [_beside(real, imagined) for real, imagined in episode(env, policy, options.seed)]
     env.close()

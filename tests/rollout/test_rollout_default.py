@@ -5,9 +5,12 @@ import json
 import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+from dzrobot.rollout.evaluation.request import EvaluationRequest
+from dzrobot.rollout.policy_spec import PolicySettings
 from dzrobot.rollout.records import RecordFile
 
 
@@ -25,6 +28,46 @@ def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limi
     assert policy.card["execute"] == 3
 
 
+@pytest.mark.parametrize(
+    ("asked", "task", "pixels", "steps"),
+    [
+        ({"env": "dzrobot/lift-v0"}, "lift", 128, None),
+        ({"env": "dzrobot/libero_object-v0"}, "libero_object", 128, 4),
+        ({"suites": ("libero_object", "libero_object_swap")}, "libero_object", 128, 4),
+        (
+            {
+                "suites": ("libero_object",),
+                "arguments": {"resolution": 256},
+                "settings": PolicySettings(options=PolicyOptions(solver_steps=16)),
+            },
+            "libero_object",
+            256,
+            16,
+        ),
+    ],
+)
+def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(asked, task, pixels, steps):
+    resolved = EvaluationRequest(**asked).resolved()
+    evaluation = resolved.evaluation
+    assert evaluation.policy.name == str(default_checkpoint(task))
+    assert evaluation.spec.arguments["resolution"] == pixels
+    assert evaluation.policy.options.solver_steps == steps
+    assert f"resolution={pixels}" in resolved.notes[0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"env": "dzrobot/libero_spatial-v0"},
+        {"env": "dzrobot/point-v0"},
+        {"suites": ("libero_object", "libero_10")},
+    ],
+)
+def test_a_bundled_policy_is_not_taken_for_tasks_it_never_saw(asked):
+    with pytest.raises(ConfigError, match=r"no bundled policy was trained for .*give --checkpoint"):
+        EvaluationRequest(**asked).resolved()
+
+
 # `make demo` is this too, with four episodes a task.
 @pytest.mark.long
 @pytest.mark.libero
@@ -35,8 +78,9 @@ def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, l
     printed, errors = process.communicate(timeout=800)
     assert process.returncode == 0, errors
     lines = printed.splitlines()
-    assert lines[0].startswith("By default: --suite libero_object --tasks 0,3,7 --episodes 1 ")
+    assert lines[0].startswith("By default: --suite libero_object --tasks 0,3,7 --episodes 1")
     assert "the bundled tiny policy" in lines[1]
+    assert lines[1].endswith("--env-arg resolution=128 --solver-steps 4")
     page = tmp_path / "report" / "report.html"
     assert page.is_file()
     assert lines[-1].startswith(f"{page}: ")

@@ -47,8 +47,6 @@ DEFAULT_TASKS = (0, 3, 7)
 DEFAULT_EPISODES = 4
 """What is evaluated where nothing is named: a few episodes of a few tasks."""
 
-BUNDLED_RESOLUTION, BUNDLED_STEPS = 128, 4
-"""Pixels that the bundled policy was trained on, and the solver's steps it was scored with."""
 EXAMPLE = (
     "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
     "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
@@ -152,6 +150,10 @@ class EvaluationRequest:
         )
 
     @property
+    def _names_a_policy(self) -> bool:
+        return bool(self.checkpoint or self.policy or self.server)
+
+    @property
     def is_default(self) -> bool:
         """Return whether neither suite, environment nor protocol is named."""
         return not (self.suites or self.env or self.protocol)
@@ -175,7 +177,9 @@ class EvaluationRequest:
                     f"--protocol {name} says how episodes are run, not which: give --suite or --env"
                 )
             arguments = self._arm_arguments(env, arguments, notes)
-        policy = self._policy_spec(notes)
+        acting = replace(self, arguments=arguments)
+        if not self._names_a_policy:
+            acting = acting._bundled(self.suites or (str(env),), notes)
         spec = EvalSpec(
             protocol=protocol,
             suites=self.suites,
@@ -185,11 +189,11 @@ class EvaluationRequest:
             first_episode=self.first_episode,
             max_steps=self.max_steps,
             seed=self.seed,
-            arguments=arguments,
+            arguments=acting.arguments,
         )
         evaluation = Evaluation(
             spec=spec,
-            policy=policy,
+            policy=acting._policy_spec(),
             ablation=self.ablation,
             perturbation=self.perturbation,
             batched=self.batched,
@@ -204,15 +208,6 @@ class EvaluationRequest:
         episodes = DEFAULT_EPISODES if self.episodes is None else self.episodes
         chosen = replace(self, suites=(DEFAULT_SUITE,), tasks=tasks, episodes=episodes)
         words = f"--suite {DEFAULT_SUITE} --tasks {','.join(map(str, tasks))} --episodes {episodes}"
-        if not (self.checkpoint or self.policy or self.server):
-            arguments = {"resolution": BUNDLED_RESOLUTION, **self.arguments}
-            acts = self.settings.options
-            if acts.solver_steps is None:
-                acts = replace(acts, solver_steps=BUNDLED_STEPS)
-            settings = replace(self.settings, options=acts)
-            chosen = replace(chosen, arguments=arguments, settings=settings)
-            words += f" --env-arg resolution={arguments['resolution']}"
-            words += f" --solver-steps {acts.solver_steps}"
         found = chosen.resolved()
         notes = [
             f"By default: {words}",
@@ -230,7 +225,7 @@ class EvaluationRequest:
         facts = look_at(env, None, arguments)
         if not facts.moves_an_arm:
             return arguments
-        if not (self.checkpoint or self.policy or self.server):
+        if not self._names_a_policy:
             raise ConfigError(
                 f"{env} moves an arm, which has no default policy: give --checkpoint or --policy, "
                 "or the address of a policy server with --server"
@@ -244,7 +239,7 @@ class EvaluationRequest:
             )
         return arguments
 
-    def _policy_spec(self, notes: list[str]) -> PolicySpec:
+    def _policy_spec(self) -> PolicySpec:
         if self.checkpoint and self.policy:
             raise ConfigError("give --checkpoint or --policy, not both")
         if self.policy and PolicySpec(name=self.policy).is_checkpoint:
@@ -252,9 +247,7 @@ class EvaluationRequest:
                 f"unknown policy {self.policy!r}.{suggest(self.policy, BUILT_IN)} Known: "
                 f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
             )
-        name = self.checkpoint or self.policy or (REMOTE if self.server else None)
-        if name is None:
-            name = self._bundled_checkpoint(notes)
+        name = self.checkpoint or self.policy or REMOTE
         if (name == REMOTE) != (self.server is not None):
             raise ConfigError(
                 "--policy remote and --server URL go together, without another policy"
@@ -267,19 +260,26 @@ class EvaluationRequest:
             key = read_key(self.api_key_file)
         return PolicySpec.named(name, self.settings, server=self.server, api_key=key)
 
-    def _bundled_checkpoint(self, notes: list[str]) -> str:
-        """Return the folder of the bundled policy for these tasks, and note that it was chosen."""
-        from dzrobot.policies.dreamzero.bundled import default_checkpoint
+    def _bundled(self, environments: Sequence[str], notes: list[str]) -> Self:
+        """Return this request with the bundled policy for ``environments``, run as it was scored.
 
-        untrained = [suite for suite in self.suites if not suite.startswith(DEFAULT_SUITE)]
-        if untrained:
-            raise ConfigError(
-                f"no bundled policy was trained for {untrained[0]}, only for {DEFAULT_SUITE} and "
-                "dzrobot/lift-v0: give --checkpoint or --policy"
-            )
-        checkpoint = default_checkpoint(DEFAULT_SUITE if self.suites else "lift")
-        notes.append(f"No --checkpoint: the bundled tiny policy in {checkpoint}.")
-        return str(checkpoint)
+        Raises:
+            ConfigError: none was trained for them.
+        """
+        from dzrobot.policies.dreamzero import bundled
+
+        (task,) = {bundled.bundled_task(name) for name in environments}
+        checkpoint = str(bundled.default_checkpoint(task))
+        arguments = {"resolution": bundled.RESOLUTION, **self.arguments}
+        note = f"No --checkpoint: the bundled tiny policy in {checkpoint}; "
+        note += f"--env-arg resolution={arguments['resolution']}"
+        acts = self.settings.options
+        if acts.solver_steps is None and task in bundled.SOLVER_STEPS:
+            acts = replace(acts, solver_steps=bundled.SOLVER_STEPS[task])
+            note += f" --solver-steps {acts.solver_steps}"
+        notes.append(note)
+        settings = replace(self.settings, options=acts)
+        return replace(self, checkpoint=checkpoint, arguments=arguments, settings=settings)
 
 
 def refuse_local(flags: Sequence[str]) -> None:
