@@ -2,6 +2,7 @@
 
     python examples/train_tiny.py                       # Lift, about 80 minutes on two cores
     python examples/train_tiny.py --suite libero_object --tasks 0,3
+    python examples/train_tiny.py --suite libero_spatial --start CHECKPOINT    # go on from weights
     python examples/train_tiny.py --suite arm           # through the drivers of an emulated Franka
     python examples/train_tiny.py --suite droid         # joint positions, three cameras, 15 Hz
     python examples/train_tiny.py --curve 20            # success against training step, as well
@@ -166,7 +167,7 @@ def _run(stage: Stage, environment: Mapping[str, str]) -> int:
 def stages(options: argparse.Namespace) -> list[Stage]:
     """Return the stages in order."""
     root: Path = options.output
-    metadata, start = root / "metadata.json", root / "start"
+    metadata, start = root / "metadata.json", options.start or root / "start"
     run = root / "run"
     final = run / "export" / f"step_{options.steps:08d}"
     every = max(1, options.steps // SAVES)
@@ -181,11 +182,14 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     listed += [
         Stage("stats", (*_dzrobot("stats"), task.embodiment, "--dataset", *datasets, "--output",
                         str(metadata)), metadata),
-        Stage("init", (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
-                       "--dataset", *datasets, "--metadata", str(metadata),
-                       "--still-steps", str(options.still_steps),
-                       "--clip-steps", str(options.clip_steps),
-                       "--decoder-steps", str(options.decoder_steps), *task.init), start),
+    ]  # fmt: skip
+    if options.start is None:
+        fit = ("--still-steps", str(options.still_steps), "--clip-steps", str(options.clip_steps),
+               "--decoder-steps", str(options.decoder_steps))  # fmt: skip
+        init = (*_dzrobot("init"), str(start), "--embodiment", task.embodiment,
+                "--dataset", *datasets, "--metadata", str(metadata))  # fmt: skip
+        listed.append(Stage("init", (*init, *fit, *task.init), start))
+    listed += [
         Stage("train", (*_torchrun(options.processes), "mini_lift_cpu", f"model.model_path={start}",
                         f"model.embodiment_tag={task.embodiment}",
                         f"model.metadata_json_path={metadata}",
@@ -347,6 +351,13 @@ def _torchrun(processes: int) -> tuple[str, ...]:
     return (*launch, str(processes), "-m", "dzrobot.cli", "train")
 
 
+def checkpoint(text: str) -> Path:
+    """Return the folder of a checkpoint."""
+    if not (Path(text) / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} holds no checkpoint (config.json)")
+    return Path(text)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--suite", default="lift", help="lift, libero_object, ..., arm or droid")
@@ -354,6 +365,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--episodes", type=int, default=150, help="demonstrations; of LIBERO, for each task"
     )
+    parser.add_argument(
+        "--start", type=checkpoint, metavar="FOLDER",
+        help="checkpoint to train further, such as that of another suite (default: random weights)",
+    )  # fmt: skip
     parser.add_argument("--still-steps", type=int, default=3000)
     parser.add_argument("--clip-steps", type=int, default=600)
     parser.add_argument("--decoder-steps", type=int, default=0)
