@@ -12,6 +12,7 @@ the actions that lead there were executed.
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.dreamzero.bundled import (
     EMBODIMENT,
     RESOLUTION,
+    SCORED,
     bundled_task,
     default_checkpoint,
 )
@@ -42,13 +44,15 @@ def main() -> None:
     options = _arguments()
     robot = load_embodiment(options.embodiment)
     checkpoint, values = options.checkpoint, flags.keywords(options.env_arg)
+    acts = PolicyOptions(execute=options.execute, noise="keyed")
     if checkpoint is None:
-        checkpoint = default_checkpoint(bundled_task(options.env))
+        task = bundled_task(options.env)
+        checkpoint, acts = default_checkpoint(task), replace(acts, **SCORED[task])
         values.setdefault("resolution", RESOLUTION)
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint,
         embodiment=robot,
-        options=PolicyOptions(execute=options.execute, noise="keyed"),
+        options=acts,
     )
     env = gym.make(options.env, max_episode_steps=options.max_steps, **values)
     pairs = [_beside(real, imagined) for real, imagined in episode(env, policy, options.seed)]

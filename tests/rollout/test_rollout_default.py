@@ -29,29 +29,35 @@ def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limi
 
 
 @pytest.mark.parametrize(
-    ("asked", "task", "pixels", "steps"),
+    ("asked", "task", "pixels", "steps", "history"),
     [
-        ({"env": "dzrobot/lift-v0"}, "lift", 128, None),
-        ({"env": "dzrobot/libero_object-v0"}, "libero_object", 128, 4),
-        ({"suites": ("libero_object", "libero_object_swap")}, "libero_object", 128, 4),
+        ({"env": "dzrobot/lift-v0"}, "lift", 128, None, None),
+        ({"env": "dzrobot/libero_object-v0"}, "libero_object", 128, 4, "off"),
+        ({"suites": ("libero_object", "libero_object_swap")}, "libero_object", 128, 4, "off"),
         (
             {
                 "suites": ("libero_object",),
                 "arguments": {"resolution": 256},
-                "settings": PolicySettings(options=PolicyOptions(solver_steps=16)),
+                "settings": PolicySettings(
+                    options=PolicyOptions(solver_steps=16, history="recent")
+                ),
             },
             "libero_object",
             256,
             16,
+            "recent",
         ),
     ],
 )
-def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(asked, task, pixels, steps):
+def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(
+    asked, task, pixels, steps, history
+):
     resolved = EvaluationRequest(**asked).resolved()
     evaluation = resolved.evaluation
     assert evaluation.policy.name == str(default_checkpoint(task))
     assert evaluation.spec.arguments["resolution"] == pixels
     assert evaluation.policy.options.solver_steps == steps
+    assert evaluation.policy.options.history == history
     assert f"resolution={pixels}" in resolved.notes[0]
 
 
@@ -80,7 +86,7 @@ def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, l
     lines = printed.splitlines()
     assert lines[0].startswith("By default: --suite libero_object --tasks 0,3,7 --episodes 1")
     assert "the bundled tiny policy" in lines[1]
-    assert lines[1].endswith("--env-arg resolution=128 --solver-steps 4")
+    assert lines[1].endswith("--env-arg resolution=128 --solver-steps 4 --history off")
     page = tmp_path / "report" / "report.html"
     assert page.is_file()
     assert lines[-1].startswith(f"{page}: ")

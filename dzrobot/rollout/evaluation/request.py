@@ -274,11 +274,11 @@ class EvaluationRequest:
         note = f"No --checkpoint: the bundled tiny policy in {checkpoint}; "
         note += f"--env-arg resolution={arguments['resolution']}"
         acts = self.settings.options
-        if acts.solver_steps is None and task in bundled.SOLVER_STEPS:
-            acts = replace(acts, solver_steps=bundled.SOLVER_STEPS[task])
-            note += f" --solver-steps {acts.solver_steps}"
+        unset = {n: value for n, value in bundled.SCORED[task].items() if vars(acts)[n] is None}
+        for name, value in unset.items():
+            note += f" --{name.replace('_', '-')} {value}"
         notes.append(note)
-        settings = replace(self.settings, options=acts)
+        settings = replace(self.settings, options=replace(acts, **unset))
         return replace(self, checkpoint=checkpoint, arguments=arguments, settings=settings)
 
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dzrobot.errors import ConfigError, find
 
@@ -14,8 +15,11 @@ EMBODIMENT = "libero_mini"
 RESOLUTION = 128
 """Height and width in pixels of the simulated images that they were trained and scored on."""
 
-SOLVER_STEPS: Mapping[str, int] = {"libero_object": 4}
-"""Solver steps that a task was scored with, where that is not the policy's default."""
+SCORED: Mapping[str, Mapping[str, Any]] = {
+    "lift": {},
+    "libero_object": {"solver_steps": 4, "history": "off"},
+}
+"""By task, the ``PolicyOptions`` that it was scored with, where they are not the defaults."""
 
 _FOLDERS: Mapping[str, str] = {"lift": ".", "libero_object": "libero_object"}
 
