@@ -63,7 +63,7 @@ def test_weights_that_wait_on_the_host_are_not_copied(one):
 @pytest.mark.parametrize("command", ["eval", "serve"])
 def test_at_the_command_line(command, words, said, tmp_path, capsys):
     if command == "eval":
-        words = ["--env", "dzrobot/point-v0", *words, "--output", str(tmp_path / "out")]
+        words = ["--env", "dzrobot/lift-v0", *words, "--output", str(tmp_path / "out")]
     assert cli.main([command, *words]) == 2
     err = " ".join(capsys.readouterr().err.split())
     assert said in err

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 
 import pytest
 from rich.console import Console
@@ -24,6 +25,7 @@ from dzrobot.rollout.evaluation.studies.curve import (
 from dzrobot.rollout.policy_spec import PolicySettings
 
 pytest.importorskip("statsmodels")
+BUNDLED = shlex.quote(str(default_checkpoint()))
 WORDS = ("--env", "dzrobot/point-v0", "--episodes", "3", "--max-steps", "12", "--videos", "none",
          "--workers", "0")  # fmt: skip
 
@@ -54,7 +56,7 @@ def test_a_set_is_written_like_the_flags_of_eval():
         (("latency=0.1", "--output", "x"), "latency is what the forecast says"),
         (('history="off', "--output", "x"), "No closing quotation"),
         (("dit-steps=16", "dit-steps=16", "--output", "x"), "keep one"),
-        (("dit-steps=9", "--output", "x"), "no plan runs 9 of 16 steps"),
+        ((f"dit-steps=9 checkpoint={BUNDLED}", "--output", "x"), "no plan runs 9 of 16 steps"),
         (("dit-steps=16", "--accelerator", "H2000", "--output", "x"), "Did you mean 'H200'"),
     ],
 )

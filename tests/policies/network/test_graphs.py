@@ -103,7 +103,7 @@ def test_a_processor_has_nothing_to_record():
         DreamZeroPolicy.from_pretrained(default_checkpoint(), options=PolicyOptions(graphs=True))
 
 
-@pytest.mark.parametrize("command", [["eval", "--env", "dzrobot/point-v0"], ["serve"]])
+@pytest.mark.parametrize("command", [["eval", "--env", "dzrobot/lift-v0"], ["serve"]])
 def test_at_the_command_line(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*command, "--graphs"]) == 2
