@@ -6,7 +6,7 @@ import pytest
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
+from dzrobot.policies.dreamzero.bundled import EMBODIMENT, bundled_task, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.rollout.evaluation.request import EvaluationRequest
@@ -67,11 +67,18 @@ def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(
         {"env": "dzrobot/libero_spatial-v0"},
         {"env": "dzrobot/point-v0"},
         {"suites": ("libero_object", "libero_10")},
+        {"suites": ("lift", "libero_object")},
     ],
 )
 def test_a_bundled_policy_is_not_taken_for_tasks_it_never_saw(asked):
     with pytest.raises(ConfigError, match=r"no bundled policy was trained for .*give --checkpoint"):
         EvaluationRequest(**asked).resolved()
+
+
+@pytest.mark.parametrize("own", ["libero_object_mine-v0", "lift-v0", "dzrobot/lift_again-v0"])
+def test_a_name_like_a_bundled_task_is_another_environment(own):
+    with pytest.raises(ConfigError, match=f"no bundled policy was trained for {own}, only"):
+        bundled_task(own)
 
 
 # `make demo` is this too, with four episodes a task.
@@ -84,7 +91,7 @@ def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, l
     printed, errors = process.communicate(timeout=800)
     assert process.returncode == 0, errors
     lines = printed.splitlines()
-    assert lines[0].startswith("By default: --suite libero_object --tasks 0,3,7 --episodes 1")
+    assert lines[0] == "By default: --suite libero_object --tasks 0,3,7 --episodes 1"
     assert "the bundled tiny policy" in lines[1]
     assert lines[1].endswith("--env-arg resolution=128 --solver-steps 4 --history off")
     page = tmp_path / "report" / "report.html"

@@ -179,7 +179,8 @@ class EvaluationRequest:
             arguments = self._arm_arguments(env, arguments, notes)
         acting = replace(self, arguments=arguments)
         if not self._names_a_policy:
-            acting = acting._bundled(self.suites or (str(env),), notes)
+            ids = [f"dzrobot/{suite}-v0" for suite in self.suites] or [str(env)]
+            acting = acting._bundled(ids, notes)
         spec = EvalSpec(
             protocol=protocol,
             suites=self.suites,
@@ -268,7 +269,7 @@ class EvaluationRequest:
         """
         from dzrobot.policies.dreamzero import bundled
 
-        (task,) = {bundled.bundled_task(name) for name in environments}
+        task = bundled.bundled_task(*environments)
         checkpoint = str(bundled.default_checkpoint(task))
         arguments = {"resolution": bundled.RESOLUTION, **self.arguments}
         note = f"No --checkpoint: the bundled tiny policy in {checkpoint}; "

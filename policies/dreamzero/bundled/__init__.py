@@ -3,6 +3,7 @@
 ``MODEL_CARD.md`` beside the weights says what each can do and how it was made.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ SCORED: Mapping[str, Mapping[str, Any]] = {
 }
 """By task, the ``PolicyOptions`` that it was scored with, where they are not the defaults."""
 
-_FOLDERS: Mapping[str, str] = {"lift": ".", "libero_object": "libero_object"}
+_FOLDERS = {"lift": ".", "libero_object": "libero_object"}
+_TRAINED = {"lift": r"dzrobot/lift-v0", "libero_object": r"dzrobot/libero_object(_\w+)?-v0"}
+"""By task, a pattern of the environments that it is found in."""
 
 
 def default_checkpoint(task: str = "lift") -> Path:
@@ -36,21 +39,20 @@ def default_checkpoint(task: str = "lift") -> Path:
     return Path(__file__).parent / find(_FOLDERS, "bundled task", task)
 
 
-def bundled_task(name: str) -> str:
-    """Return the task, as ``default_checkpoint`` takes it, of the policy trained for ``name``.
+def bundled_task(*environments: str) -> str:
+    """Return the task, as ``default_checkpoint`` takes it, of the policy trained for all of them.
 
     Args:
-        name: Gymnasium id, or suite of LIBERO or LIBERO-PRO. A suite of LIBERO-PRO belongs to the
-            suite that it varies.
+        environments: Gymnasium ids. LIBERO-PRO's variants of ``libero_object`` count as that suite.
 
     Raises:
-        ConfigError: none was trained for it.
+        ConfigError: no policy was trained for all of them.
     """
-    suite = name.removeprefix("dzrobot/").removesuffix("-v0")
-    for task in _FOLDERS:
-        if suite == task or suite.startswith(f"{task}_"):
+    for task, trained in _TRAINED.items():
+        if all(re.fullmatch(trained, environment) for environment in environments):
             return task
     raise ConfigError(
-        f"no bundled policy was trained for {name}, only for dzrobot/lift-v0 and libero_object "
-        "with its variants of LIBERO-PRO: give --checkpoint or --policy"
+        f"no bundled policy was trained for {', '.join(environments)}, only one for "
+        "dzrobot/lift-v0, and one for libero_object with its variants of LIBERO-PRO: give "
+        "--checkpoint or --policy"
     )
