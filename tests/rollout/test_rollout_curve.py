@@ -144,7 +144,8 @@ def test_table_and_plot(drawn, tmp_path):
 
 @pytest.mark.long
 def test_the_command_measures_forecasts_evaluates_and_draws(tmp_path, capsys):
-    words = ("curve", "dit-steps=16", "solver-steps=2", *WORDS, "--rounds", "1", "--output")
+    sets = (f"dit-steps=16 checkpoint={BUNDLED}", f"solver-steps=2 checkpoint={BUNDLED}")
+    words = ("curve", *sets, *WORDS, "--rounds", "1", "--output")
     assert main([*words, str(tmp_path)]) == 0
     full, few = json.loads((tmp_path / "curve.json").read_text())
     assert full["ratio"] == 1
