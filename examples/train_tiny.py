@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dzrobot.cli import STOPPED
+from dzrobot.cli import INTERRUPTED, STOPPED
 from dzrobot.commands.options.flags import numbers
 
 RESOLUTION = 128
@@ -160,7 +160,12 @@ def _run(stage: Stage, environment: Mapping[str, str]) -> int:
     """Return the exit code of a stage."""
     code = STOPPED
     for _ in range(MOST_STOPS):
-        code = subprocess.run(stage.command, env=environment, check=False).returncode
+        with subprocess.Popen(stage.command, env=environment) as process:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                # The terminal interrupted the stage, too, which tidies up before it ends.
+                code = process.wait() or INTERRUPTED
         if code != STOPPED:
             break
         print(f"{stage.name}: nobody has to look at an emulated arm, so it goes on", flush=True)

@@ -180,6 +180,27 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
         module["main"]()
 
 
+def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(tmp_path):
+    tidied, times = tmp_path / "tidied", tmp_path / "times.jsonl"
+    program = f"""
+import runpy
+module = runpy.run_path({str(EXAMPLES / "train_tiny.py")!r})
+stage = module["Stage"]("first", ("sh", "-c", "sleep 0.5; kill -INT $PPID; sleep 0.5; "
+                        "touch {tidied}; exit 130"), None)
+module["main"].__globals__["stages"] = lambda _: [stage, stage]
+raise SystemExit(module["main"]())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--output", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
+    assert "first ended with 130; the same command resumes" in done.stdout
+    assert tidied.exists()
+    (line,) = times.read_text().splitlines()
+    assert json.loads(line)["code"] == 130
+
+
 @pytest.mark.parametrize(
     ("codes", "ends", "runs"), [([3, 3, 0], 0, 3), ([3, 2], 2, 2), ([1], 1, 1)]
 )
