@@ -39,10 +39,11 @@ ANY_GOAL = ("libero_object",)
 tells what to do without its instruction."""
 
 STARTS = ("data.start_share=0.5", "data.start_rows=16")
-"""Of a run that has to read its instruction. The expert heads straight for its object, so in later
-rows the arm's pose shows which one that is; without this share, a run hardly read anything else."""
+"""Of runs in LIBERO, which have to read their instruction. The expert heads straight for its
+object, so in later rows the arm's pose shows which one that is; without this share, a run hardly
+read anything else."""
 NO_MEMORY = ("--history", "off")
-"""Of its evaluations. What the network remembers shows where the arm was going, and it followed
+"""Of their evaluations. What the network remembers shows where the arm was going, and it followed
 that instead of the instruction: in one scene it took a neighbor of its object."""
 
 NOISE = "0.2"
@@ -270,7 +271,7 @@ def _libero(options: argparse.Namespace) -> Task:
     # 500 episodes with 16 evaluations of the network a plan take nine hours on two cores.
     score = (
         *_dzrobot("eval"), "--suite", suite, "--tasks", ",".join(map(str, options.tasks)), *given,
-        "--solver-steps", "4", *(NO_MEMORY if suite in ANY_GOAL else ()),
+        "--solver-steps", "4", *NO_MEMORY,
     )  # fmt: skip
     episodes, few = (("--episodes", str(count)) for count in (options.evaluate, options.blind))
     language = ("--perturb", "goal", "--videos", "none") if suite in ANY_GOAL else ()
@@ -286,7 +287,7 @@ def _libero(options: argparse.Namespace) -> Task:
         held_out=1,
         init=("--size", "small", "--holdout-episodes", "1"),
         # 1.0 instead of 1.4 s a step on a processor with bfloat16 products (AVX-512 BF16).
-        train=("parallel.param_dtype=bf16", *(STARTS if suite in ANY_GOAL else ())),
+        train=("parallel.param_dtype=bf16", *STARTS),
     )
 
 

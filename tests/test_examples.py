@@ -156,6 +156,17 @@ def test_demonstrations_of_libero_start_where_no_evaluation_does(monkeypatch):
         assert {"placement=sampled", "goal=any", f"task_id={number}"} <= set(command)
 
 
+@pytest.mark.parametrize(
+    ("suite", "reads"), [("libero_object", True), ("libero_spatial", True), ("lift", False)]
+)
+def test_policies_of_libero_have_to_read_their_instruction(suite, reads, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py", "--suite", suite])
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    commands = {stage.name: stage.command for stage in module["stages"](module["_arguments"]())}
+    assert any(word.startswith("data.start_share=") for word in commands["train"]) == reads
+    assert ("--history" in commands["results"]) == reads
+
+
 def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
     words = ["train_tiny.py", "--output", str(tmp_path), "--until", "second"]
     monkeypatch.setattr(sys, "argv", words)
