@@ -166,7 +166,8 @@ def _run(stage: Stage, environment: Mapping[str, str]) -> int:
                 code = process.wait()
             except KeyboardInterrupt:
                 # The terminal interrupted the stage, too, which tidies up before it ends.
-                code = process.wait() or INTERRUPTED
+                process.wait()
+                return INTERRUPTED
         if code != STOPPED:
             break
         print(f"{stage.name}: nobody has to look at an emulated arm, so it goes on", flush=True)

@@ -191,13 +191,15 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
         module["main"]()
 
 
-def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(tmp_path):
+# 3: an emulated arm stopped, which alone would start the stage again.
+@pytest.mark.parametrize("code", [130, 3, 0])
+def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(code, tmp_path):
     tidied, times = tmp_path / "tidied", tmp_path / "times.jsonl"
     program = f"""
 import runpy
 module = runpy.run_path({str(EXAMPLES / "train_tiny.py")!r})
 stage = module["Stage"]("first", ("sh", "-c", "sleep 0.5; kill -INT $PPID; sleep 0.5; "
-                        "touch {tidied}; exit 130"), None)
+                        "touch {tidied}; exit {code}"), None)
 module["main"].__globals__["stages"] = lambda _: [stage, stage]
 raise SystemExit(module["main"]())
 """
