@@ -133,8 +133,8 @@ class Photographed(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
 
-MAX_PENDING = 8
-"""Videos of plans, and chunks to be kept, that may wait for the thread that computes them."""
+MAX_PENDING = 4
+"""Chunks that may wait for the thread that decodes and keeps them."""
 
 LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
 """Scores are computed from these frames; only the rounding to YUV is lost."""
@@ -162,8 +162,11 @@ class DeferringPolicy(Protocol):
         """Return whether it can here: its video, and latents as of :class:`EncodingPolicy`."""
         ...
 
-    def imagine_later(self, session: str) -> Callable[[], Image]:
-        """Return what computes the video of ``imagine``; called once, in the order of the plans."""
+    def imagine_later(self, session: str) -> Callable[[int], Image]:
+        """Return what computes the video of ``imagine``; called once, in the order of the plans.
+
+        It is given how many of the last frames to leave out.
+        """
         ...
 
 
@@ -246,7 +249,9 @@ class _Open:
 
     step: int
     plan: Plan
-    predicted: Future[Image]
+    predicted: Callable[[int], Image]
+    """Computes as many of the first predicted frames."""
+
     start: Image
     """What was seen when it was made."""
 
@@ -324,7 +329,7 @@ class PredictingActor:
                 self._open.seen.append(seen)
             if fresh and plan is not None:
                 self._close_chunk()
-                self._open = _Open(step, plan, self._submit(self._imagined()), seen)
+                self._open = _Open(step, plan, self._imagined(), seen)
         self._executed.append([float(number) for number in action])
         state = [np.ravel(observation[key]) for key in robot.state_keys]
         self._states.append([float(number) for number in np.concatenate(state)])
@@ -380,21 +385,15 @@ class PredictingActor:
     def _partial(self) -> Path:
         return self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
 
-    def _imagined(self) -> Callable[[], Image]:
-        """Return what computes the frames that the plan of now predicts."""
+    def _imagined(self) -> Callable[[int], Image]:
+        """Return what computes as many of the first frames that the plan of now predicts."""
         policy, session = self.policy, self.inner.session
         count = len(policy.embodiment.timing.frame_offsets)
         if isinstance(policy, DeferringPolicy) and self._defers:
             compute = policy.imagine_later(session)
-            return lambda: compute()[-count:]
-        return lambda: policy.imagine(session)[-count:]
-
-    def _submit(self, job: Callable[[], _T]) -> Future[_T]:
-        """Let ``job`` run after those before it."""
-        self._settle(MAX_PENDING - 1)
-        future = self._executor.submit(job)
-        self._jobs.append(future)
-        return future
+            return lambda wanted: compute(count - wanted)[-wanted:]
+        video = policy.imagine(session)[-count:]
+        return lambda wanted: video[:wanted]
 
     def _settle(self, allowed: int) -> None:
         """Wait until at most ``allowed`` jobs are left."""
@@ -405,17 +404,19 @@ class PredictingActor:
     def _close_chunk(self) -> None:
         if self._open is not None:
             one, self._open = self._open, None
-            self._submit(lambda: self._keep(one))
+            self._settle(MAX_PENDING - 1)
+            self._jobs.append(self._executor.submit(self._keep, one))
 
     def _keep(self, one: _Open) -> None:
         """Add a plan that is no longer carried out to what is kept."""
-        video = one.predicted.result()
+        steps = frame_steps(self.policy.embodiment.timing)
+        shown = [steps.index(after) for after in one.frames]
+        video = one.predicted(1 + max(shown, default=0))
         if self._video is None:
             self._video = VideoFile(self._partial, self._fps, LOSSLESS)
         blank = np.zeros_like(video[0])
         self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
-        steps = frame_steps(self.policy.embodiment.timing)
-        predicted = [video[steps.index(after)] for after in one.frames]
+        predicted = [video[index] for index in shown]
         seen = [_as_seen_by_network(image, blank) for image in one.seen]
         for pair in zip(seen, predicted, strict=True):
             self._video.add(np.concatenate(pair))

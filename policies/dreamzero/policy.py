@@ -437,7 +437,7 @@ class DreamZeroPolicy:
             ConfigError: The policy predicts no video.
             SessionError: The session is not open or has made no plan.
         """
-        return self.imagine_later(session)()
+        return self.imagine_later(session)(0)
 
     @property
     def defers_images(self) -> bool:
@@ -447,8 +447,10 @@ class DreamZeroPolicy:
         """
         return self._network.device.type == "cpu" and not self.options.compile
 
-    def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[], NDArray[np.uint8]]:
+    def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], NDArray[np.uint8]]:
         """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
+
+        It is given how many of the last frames to leave out: they need not be decoded.
 
         Args:
             session: Whose video; (T, H, W, 3) uint8.
@@ -460,8 +462,8 @@ class DreamZeroPolicy:
         newest = len(video.parts) - 1
 
         @torch.no_grad()
-        def compute() -> NDArray[np.uint8]:
-            frames = video.frames(newest, self._network.vae, graphs)
+        def compute(without: int) -> NDArray[np.uint8]:
+            frames = video.frames(newest, self._network.vae, graphs, without=without)
             pixels = ((frames.float() + 1) * 127.5).round().to(torch.uint8)
             return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
 

@@ -50,32 +50,54 @@ class ImaginedVideo:
         """Normalized latents (C, F, Y, X) of each plan."""
 
         self._decoding: Decoding | None = None
-        self._decoded = 0
         self._lock = Lock()
-        self._newest: Tensor | None = None
+        self._part = 0
+        """The one that is being decoded."""
 
-    def frames(self, part: int, vae: Vae, graphs: Graphs | None = None) -> Tensor:
+        self._done = 0
+        """Its latents that are."""
+
+        self._frames: list[Tensor] = []
+        """Its frames (3, T, H, W) so far."""
+
+    def frames(
+        self, part: int, vae: Vae, graphs: Graphs | None = None, *, without: int = 0
+    ) -> Tensor:
         """Return the frames (3, T, H, W) in [-1, 1] of ``part``: the last decoded, or a later one.
 
         Threads may call it at the same time.
+
+        Args:
+            part: Which.
+            vae: The decoder.
+            graphs: See :class:`~dzrobot.policies.dreamzero.network.vae.Decoding`.
+            without: Last frames of the part that are left out. What shows nothing else is decoded
+                when a later part needs it carried over, or never.
         """
         with self._lock:
             if self._decoding is None:
                 self._decoding = Decoding(vae, graphs)
-            for latents in self.parts[self._decoded : part + 1]:
-                self._newest = self._decoding.more(latents[None])[0].clamp(-1, 1)
-                self._decoded += 1
-            assert self._newest is not None, "at least one part"
-            assert self._decoded == part + 1, "in order"
-            return self._newest
+            assert part >= self._part, "in order"
+            for number in range(self._part, part + 1):
+                if number > self._part:
+                    self._part, self._done, self._frames = number, 0, []
+                latents, stride = self.parts[number], vae.config.temporal_stride
+                # The first latent of a video stands for one frame.
+                missing = 0 if number else stride - 1
+                wanted = stride * latents.shape[1] - missing - (without if number == part else 0)
+                needed = -(-(wanted + missing) // stride)
+                if needed > self._done:
+                    more = self._decoding.more(latents[None], self._done, needed)
+                    self._frames.append(more[0].clamp(-1, 1))
+                    self._done = needed
+            return torch.cat(self._frames, dim=1)[:, :wanted]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what takes memory."""
         yield from self.parts
         if self._decoding is not None:
             yield from self._decoding.tensors()
-        if self._newest is not None:
-            yield self._newest
+        yield from self._frames
 
 
 class SessionState:

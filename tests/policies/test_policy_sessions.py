@@ -13,6 +13,7 @@ from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import BatchPolicy, frame_offsets
+from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 
@@ -448,6 +449,28 @@ class TestImagination:
             pixels = ((whole + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0).numpy()
             np.testing.assert_array_equal(frames, pixels)
         np.testing.assert_array_equal(policy.imagine("at the end"), frames)
+
+    def test_frames_left_out_are_decoded_when_a_later_plan_needs_them(
+        self, policy, libero, monkeypatch
+    ):
+        decoded, more = [], Decoding.more
+        monkeypatch.setattr(
+            Decoding, "more", lambda *given: decoded.append(given[3] - given[2]) or more(*given)
+        )
+        for i, (without, parts) in enumerate([(5, [2]), (0, [1, 2]), (7, [1]), (0, [1, 2])]):
+            seen = observe(libero, 0, i)
+            policy.infer(seen, session="whole")
+            frames = policy.imagine("whole")
+            policy.infer(seen, session="cut")
+            decoded.clear()
+            shown = policy.imagine_later("cut")(without)
+            np.testing.assert_array_equal(shown, frames[: len(frames) - without])
+            assert decoded == parts
+        # Asked for again, with more of it: only the rest is decoded.
+        policy.infer(observe(libero, 0, 4), session="cut")
+        first, all_of_it = policy.imagine_later("cut")(8), policy.imagine("cut")
+        assert decoded[2:] == [1, 2]
+        np.testing.assert_array_equal(all_of_it[:1], first)
 
     def test_what_the_decoder_carries_is_counted(self, policy, libero):
         policy.infer(observe(libero, 0, 0))

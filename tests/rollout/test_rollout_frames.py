@@ -208,7 +208,7 @@ def test_a_video_asked_for_later_is_that_of_its_plan(trained):
             waiting.append(policy.imagine_later("later"))
         seen = env.step(action)[0]
     with ThreadPoolExecutor(1) as thread:
-        for video, late in zip(shown, thread.map(lambda compute: compute(), waiting), strict=True):
+        for video, late in zip(shown, thread.map(lambda compute: compute(0), waiting), strict=True):
             np.testing.assert_array_equal(late, video)
     assert len(shown[1]) < len(shown[0]), "the second goes on where the first ended"
 
@@ -226,7 +226,7 @@ def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
     policy = ready.ready.policy
     later = policy.imagine_later
 
-    def fail():
+    def fail(without):
         raise RuntimeError("no video of this")
 
     first = iter([fail])

@@ -7,7 +7,7 @@ Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pi
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Self, cast
 
 import torch
@@ -170,21 +170,29 @@ class Decoding:
         self._vae, self._graphs = vae, graphs
         self._cache = tuple(_new_cache(vae.coder.decoder))
 
-    def more(self, latent_BCFhw: Tensor) -> Tensor:
+    def more(self, latent_BCFhw: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the clips (B, 3, T, H, W) of the next normalized latents, not cut to [-1, 1].
 
         T = 4 F, and three fewer in the first part: its first latent stands for one frame.
+
+        Args:
+            latent_BCFhw: A part. Several calls may share one, with the same results to the bit.
+            start: First of its latents to decode.
+            stop: The one after the last; None: all.
         """
         given = latent_BCFhw, self._cache
+        decode = partial(self._decoded, start=start, stop=stop)
         if self._graphs is None:
-            frames_B3THW, self._cache = self._decoded(given)
+            frames_B3THW, self._cache = decode(given)
         else:
             marks = tuple(None if isinstance(one, Tensor) else str(one) for one in self._cache)
-            key = "decode", marks
-            frames_B3THW, self._cache = self._graphs.run(key, self._decoded, given)
+            key = "decode", marks, start, stop
+            frames_B3THW, self._cache = self._graphs.run(key, decode, given)
         return frames_B3THW
 
-    def _decoded(self, given: tuple[Tensor, _Held]) -> tuple[Tensor, _Held]:
+    def _decoded(
+        self, given: tuple[Tensor, _Held], start: int, stop: int | None
+    ) -> tuple[Tensor, _Held]:
         """Return the clips of latents after what is held, and what is held then."""
         latent_BCFhw, held = given
         coder, cache = self._vae.coder, list(held)
@@ -196,7 +204,7 @@ class Decoding:
                 feat_idx=[0],
                 first_chunk=not i and held[0] is None,
             )
-            for i in range(latent_BCFhw.shape[2])
+            for i in range(latent_BCFhw.shape[2])[start:stop]
         ]
         return self._vae._unfold(torch.cat(decoded, dim=2)), tuple(cache)
 
