@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--decoder-steps", type=flags.whole(0), default=AutoencoderPlan.decoder_steps,
-        help="then, updates of the decoder alone, for sharper films (default: 0)",
+        help="then, updates of the decoder alone, for better predicted video (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"

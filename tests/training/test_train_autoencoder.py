@@ -18,12 +18,14 @@ from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.data import SourceSpec, TrainingData
+from dzrobot.training.run.inputs import keyed_generator
 from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
     AutoencoderData,
     AutoencoderPlan,
     _clips,
+    _noise,
     _stills,
     _Updates,
     _weighted,
@@ -134,6 +136,37 @@ def test_fitting_the_decoder_alone_raises_the_psnr_and_keeps_the_latents(vae, da
     assert reconstruction_psnr(vae, whole, PLAN) > psnr
     assert torch.equal(vae.encode(shown), before)
     assert not any(parameter.requires_grad for parameter in vae.parameters())
+
+
+@pytest.mark.long
+def test_a_decoder_fitted_alone_bears_inexact_predictions(vae, data):
+    fit_autoencoder(vae, data, PLAN)
+    [shown] = _clips(data.clips, 8, PLAN, 0, 1)
+    latents = vae.encode(shown)
+    latents[:, :, 1:] += 2 * torch.randn(latents[:, :, 1:].shape, generator=keyed_generator("", 0))
+
+    def error(predicted_noise):
+        fitted = copy.deepcopy(vae)
+        plan = replace(PLAN, decoder_steps=30, predicted_noise=predicted_noise)
+        fit_decoder(fitted, data.clips, plan)
+        return (fitted.decode(latents) - shown).square().mean()
+
+    assert error(AutoencoderPlan.predicted_noise) < 0.95 * error(PLAN.latent_noise)
+
+
+def test_the_decoder_alone_gets_a_first_frame_and_what_may_be_predictions():
+    latents = torch.randn(400, 8, 3, 4, 4, generator=keyed_generator("latents", 0)) * 3
+
+    def levels(*, predicted):
+        noise = _noise(latents, PLAN, keyed_generator("noise", 0), predicted=predicted)
+        return (noise / latents.std()).square().mean(dim=(1, 3, 4)).sqrt()
+
+    alone, together = levels(predicted=True), levels(predicted=False)
+    assert together.mean(dim=0).tolist() == pytest.approx([PLAN.latent_noise] * 3, rel=0.05)
+    assert torch.equal(alone[:, 0], together[:, 0])
+    most, later = PLAN.predicted_noise, alone[:, 1:]
+    assert later.mean().item() == pytest.approx(most / 2, rel=0.1)
+    assert later.min() < 0.1 * most < 0.9 * most < later.max()
 
 
 @pytest.mark.parametrize("phase", ["still_steps", "clip_steps", "decoder_steps"])

@@ -85,6 +85,11 @@ class AutoencoderPlan:
     latent_noise: float = 0.05
     """Noise on latents of unit variance while decoding: neighbors must look alike."""
 
+    predicted_noise: float = 2.0
+    """Most noise on a clip's latents after the first, while the decoder is fitted alone; each clip
+    draws its own level. They stand for a network's predictions, which are far less exact than the
+    first, that of a frame it has seen."""
+
     focus: float = 12.0
     """Extra weight of what differs from the batch's mean image: cameras do not move, and a small
     object covers few pixels, which an even average would neglect."""
@@ -186,7 +191,8 @@ def fit_decoder(
     """Fit the decoder of ``vae`` in place to whole frames; its latents do not change.
 
     What is lowered is the logarithm of each frame's mean squared error, so that what rises is
-    the mean PSNR.
+    the mean PSNR. Noise on all latents but the first makes the decoder use what it knows exactly:
+    what stood still can be taken from the first.
 
     Args:
         vae: Float32, fitted.
@@ -241,9 +247,8 @@ def _run_phase(
     for step, clips in enumerate(phase.batches(done), done):
         latents = vae.encode(clips)
         generator = keyed_generator(f"latent noise of {phase.name}", plan.seed, step)
-        noise = torch.randn(latents.shape, generator=generator)
-        noisy = latents + plan.latent_noise * latents.detach().std() * noise
-        errors = vae.decode(noisy, clamp=False) - clips
+        noise = _noise(latents.detach(), plan, generator, predicted=phase.name == "decoder")
+        errors = vae.decode(latents + noise, clamp=False) - clips
         if phase.name == "decoder":
             loss = ((errors / 2).square().mean(dim=(1, 3, 4)) + _LEAST_ERROR).log().mean()
         else:
@@ -253,6 +258,21 @@ def _run_phase(
         report(AutoencoderReport(phase.before + step + 1, errors.abs().mean().item()))
     vae.eval().requires_grad_(requires_grad=False)
     saves.finish(phase.name, 0.0, vae)
+
+
+def _noise(
+    latents: Tensor, plan: AutoencoderPlan, generator: torch.Generator, *, predicted: bool
+) -> Tensor:
+    """Return noise for latents (B, C, F, h, w).
+
+    ``predicted``: as if a network had predicted all but the first, which is of a frame it has seen.
+    """
+    noise = torch.randn(latents.shape, generator=generator)
+    levels = torch.full((len(latents), 1, latents.shape[2], 1, 1), plan.latent_noise)
+    if predicted:
+        drawn = torch.rand((len(latents), 1, 1, 1, 1), generator=generator)
+        levels[:, :, 1:] = plan.predicted_noise * drawn
+    return levels * latents.std() * noise
 
 
 @torch.no_grad()

@@ -71,8 +71,11 @@ class NetworkSize:
     latents: int
     """Channels of a latent pixel."""
 
-    autoencoder: int
-    """Base width of the autoencoder."""
+    encoder: int
+    """Base width of the autoencoder's encoder."""
+
+    decoder: int
+    """Base width of its decoder, which only predicted video needs."""
 
     image: int = 224
     """Pixels of each side of the first frame, as the image encoder gets it."""
@@ -83,9 +86,9 @@ class NetworkSize:
 
 
 SIZES: Mapping[str, NetworkSize] = {
-    "mini": NetworkSize(width=192, ffn=576, layers=6, latents=24, autoencoder=8),
+    "mini": NetworkSize(width=192, ffn=576, layers=6, latents=24, encoder=8, decoder=8),
     "small": NetworkSize(
-        width=256, ffn=768, layers=8, latents=48, autoencoder=16, image=112, high_noise=True
+        width=256, ffn=768, layers=8, latents=48, encoder=16, decoder=32, image=112, high_noise=True
     ),
 }
 """By the name that ``dzrobot init --size`` takes: one object in one scene, and several in many."""
@@ -110,7 +113,7 @@ def mini_config(embodiment: Embodiment, size: str = "mini") -> NetworkConfig:
     """
     own = find(SIZES, "size", size)
     vae = VaeConfig(
-        version="2.2", dim=own.autoencoder, dec_dim=own.autoencoder, z_dim=own.latents,
+        version="2.2", dim=own.encoder, dec_dim=own.decoder, z_dim=own.latents,
         num_res_blocks=1,
     )  # fmt: skip
     height, width = embodiment.image_size
