@@ -81,7 +81,7 @@ def test_a_name_like_a_bundled_task_is_another_environment(own):
         bundled_task(own)
 
 
-# `make demo` is this too, with four episodes a task.
+# `make demo` is this too, with two episodes a task.
 @pytest.mark.long
 @pytest.mark.libero
 def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, libero_assets):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SUITE = "libero_object"
 DEFAULT_TASKS = (0, 3, 7)
-DEFAULT_EPISODES = 4
+DEFAULT_EPISODES = 2
 """What is evaluated where nothing is named: a few episodes of a few tasks."""
 
 EXAMPLE = (
