@@ -165,7 +165,7 @@ class DeferringPolicy(Protocol):
     def imagine_later(self, session: str) -> Callable[[int], Image]:
         """Return what computes the video of ``imagine``; called once, in the order of the plans.
 
-        It is given how many of the last frames to leave out.
+        The function takes how many frames to leave out at the end, fewer than there are.
         """
         ...
 
@@ -250,7 +250,7 @@ class _Open:
     step: int
     plan: Plan
     predicted: Callable[[int], Image]
-    """Computes as many of the first predicted frames."""
+    """Takes a number, and returns that many of the predicted frames, from the first on."""
 
     start: Image
     """What was seen when it was made."""
@@ -386,7 +386,7 @@ class PredictingActor:
         return self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
 
     def _imagined(self) -> Callable[[int], Image]:
-        """Return what computes as many of the first frames that the plan of now predicts."""
+        """Return a function of a number, which returns that many frames that the plan predicts."""
         policy, session = self.policy, self.inner.session
         count = len(policy.embodiment.timing.frame_offsets)
         if isinstance(policy, DeferringPolicy) and self._defers:

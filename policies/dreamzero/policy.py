@@ -450,7 +450,8 @@ class DreamZeroPolicy:
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], NDArray[np.uint8]]:
         """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
 
-        It is given how many of the last frames to leave out: they need not be decoded.
+        The function takes how many frames to leave out at the end, fewer than there are, so that
+        they need not be decoded.
 
         Args:
             session: Whose video; (T, H, W, 3) uint8.

@@ -52,13 +52,13 @@ class ImaginedVideo:
         self._decoding: Decoding | None = None
         self._lock = Lock()
         self._part = 0
-        """The one that is being decoded."""
+        """Number of the part that is being decoded."""
 
         self._done = 0
-        """Its latents that are."""
+        """How many of its latents have been decoded."""
 
         self._frames: list[Tensor] = []
-        """Its frames (3, T, H, W) so far."""
+        """Their frames (3, T, H, W), one tensor for each time the decoder was called."""
 
     def frames(
         self, part: int, vae: Vae, graphs: Graphs | None = None, *, without: int = 0
@@ -71,8 +71,8 @@ class ImaginedVideo:
             part: Which.
             vae: The decoder.
             graphs: See :class:`~dzrobot.policies.dreamzero.network.vae.Decoding`.
-            without: Last frames of the part that are left out. What shows nothing else is decoded
-                when a later part needs it carried over, or never.
+            without: How many frames to leave out at the end of the part, fewer than it has. Latents
+                of these alone are decoded only if a later part is asked for.
         """
         with self._lock:
             if self._decoding is None:
