@@ -4,11 +4,12 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             indirect=True,
             ids=[path.stem if path else "none" for path in paths],
         )
+
+
+@pytest.fixture(scope="session")
+def heed_ctrl_c() -> Callable[[], object]:
+    """Return the ``preexec_fn`` of a child that is to be interrupted.
+
+    A shell that runs the tests in the background lets their children ignore Ctrl-C.
+    """
+    return lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
 
 # 3: an emulated arm stopped, which alone would start the stage again.
 @pytest.mark.parametrize("code", [130, 3, 0])
-def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(code, tmp_path):
+def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(code, heed_ctrl_c, tmp_path):
     tidied, times = tmp_path / "tidied", tmp_path / "times.jsonl"
     program = f"""
 import runpy
@@ -204,8 +204,9 @@ module["main"].__globals__["stages"] = lambda _: [stage, stage]
 raise SystemExit(module["main"]())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, "--output", str(tmp_path)], capture_output=True, text=True
-    )
+        [sys.executable, "-c", program, "--output", str(tmp_path)], capture_output=True, text=True,
+        preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
     assert done.returncode == 130, done.stderr
     assert done.stderr == ""
     assert "first ended with 130; the same command resumes" in done.stdout

@@ -1,7 +1,6 @@
 """Policies for the evaluations of these tests, in a module that a command can name."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -204,13 +203,8 @@ def policies(tmp_path_factory):
     sys.modules.pop("rollout_policies", None)
 
 
-def _heed_ctrl_c():
-    # Whoever runs the tests in the background may have told their children to ignore Ctrl-C.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture(scope="module")
-def command():
+def command(heed_ctrl_c):
     """Return a function that starts an evaluation in a process group of its own."""
     started = []
 
@@ -218,7 +212,7 @@ def command():
         process = subprocess.Popen(
             [sys.executable, *program, *map(str, words)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=ROOT, start_new_session=True, preexec_fn=_heed_ctrl_c,
+            cwd=ROOT, start_new_session=True, preexec_fn=heed_ctrl_c,
         )  # fmt: skip
         started.append(process)
         return process
