@@ -191,6 +191,26 @@ def test_until_ends_after_a_stage_and_the_times_are_kept(monkeypatch, tmp_path):
         module["main"]()
 
 
+def test_what_was_made_from_fewer_demonstrations_is_not_used_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py", "--output", str(tmp_path)])
+    module = runpy.run_path(str(EXAMPLES / "train_tiny.py"))
+    listed = module["stages"](module["_arguments"]())[:4]
+    results = {stage.name: stage.result for stage in listed}
+    assert list(results) == ["collect", "stats", "init", "train"]
+    monkeypatch.setitem(module["main"].__globals__, "stages", lambda _: listed)
+    for age, stage in enumerate(listed):
+        stage.result.parent.mkdir(parents=True, exist_ok=True)
+        stage.result.write_text(stage.words)
+        os.utime(stage.result, (1e9 + age, 1e9 + age))
+    assert module["main"]() == 0
+    for newer, name in (("collect", "stats"), ("stats", "init"), ("init", "train")):
+        # All up to this one are as if they had been made again.
+        for age, stage in enumerate(listed[: list(results).index(newer) + 1]):
+            os.utime(stage.result, (2e9 + age, 2e9 + age))
+        assert module["main"]() == 2
+        assert f"{name}: {results[name]} is of fewer" in capsys.readouterr().err
+
+
 # 3: an emulated arm stopped, which alone would start the stage again.
 @pytest.mark.parametrize("code", [130, 3, 0])
 def test_an_interrupted_stage_tidies_up_and_its_time_is_kept(code, heed_ctrl_c, tmp_path):

@@ -2,6 +2,8 @@
 
 import argparse
 
+import torch
+
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.training.tiny.autoencoder import AutoencoderPlan
@@ -45,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then, updates of the decoder alone, for better predicted video (default: 0)",
     )  # fmt: skip
     parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default=AutoencoderPlan.dtype,
+        help="what the fit computes in; weights stay float32 (default: float32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=flags.whole(1, 1024), default=1,
+        help="processor threads of the fit; last bits depend on their number (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
     )
     parser.add_argument(
@@ -59,12 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
+    torch.set_num_threads(arguments.threads)
     datasets = [str(path) for path in arguments.dataset]
     robot, _, data = sampled_robot(arguments, arguments.embodiment, datasets)
     plan = AutoencoderPlan(
         still_steps=arguments.still_steps,
         clip_steps=arguments.clip_steps,
         decoder_steps=arguments.decoder_steps,
+        dtype=arguments.dtype,
         seed=arguments.seed,
         num_workers=arguments.workers,
         held_out=arguments.holdout_episodes,

@@ -169,6 +169,20 @@ def test_the_decoder_alone_gets_a_first_frame_and_what_may_be_predictions():
     assert later.min() < 0.1 * most < 0.9 * most < later.max()
 
 
+def test_a_fit_in_bfloat16_goes_where_one_in_float32_does(vae, data):
+    halved, began = copy.deepcopy(vae), copy.deepcopy(vae)
+    fit_autoencoder(vae, data, SHORT)
+    fit_autoencoder(halved, data, replace(SHORT, dtype="bfloat16"))
+    assert {parameter.dtype for parameter in halved.parameters()} == {torch.float32}
+
+    def flat(one):
+        return torch.cat([parameter.flatten() for parameter in one.parameters()])
+
+    whole, rounded = flat(vae) - flat(began), flat(halved) - flat(began)
+    assert not torch.equal(whole, rounded)
+    assert torch.nn.functional.cosine_similarity(whole, rounded, dim=0) > 0.9
+
+
 @pytest.mark.parametrize("phase", ["still_steps", "clip_steps", "decoder_steps"])
 def test_too_short_a_phase_is_refused(phase):
     with pytest.raises(ConfigError, match="a phase of 2 steps: it takes 0 or at least 3"):
@@ -256,12 +270,19 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
         "init", str(target), "--embodiment", "train_worlds:ROBOT", "--dataset",
         str(train_root / "dataset"), "--metadata", str(train_root / "metadata.json"),
         "--still-steps", "3", "--clip-steps", "3", "--decoder-steps", "3",
-        "--holdout-episodes", "1", "--size", "mini",
+        "--holdout-episodes", "1", "--size", "mini", "--dtype", "bfloat16", "--threads", "1",
     ]  # fmt: skip
-    assert main(words) == 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert main(words) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
     out = capsys.readouterr().out
     recipe = json.loads((target / "dzrobot_passport.json").read_text())["recipe"]
     assert f"PSNR {recipe['psnr']:.1f} dB in held-out episodes" in out
+    assert recipe["dtype"] == "bfloat16"
     assert [recipe[f"{phase}_steps"] for phase in ("still", "clip", "decoder")] == [3, 3, 3]
     opened = open_checkpoint(target)
     assert opened.passport is not None

@@ -11,7 +11,7 @@ encoder and first decoder layers, both 1x1x1, take that scale on: exactly, becau
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,6 +101,9 @@ class AutoencoderPlan:
 
     held_batches: int = 16
     """Batches after the last step that the latents' scale and the errors are measured on."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of products and activations in the fit; weights, their updates and the loss are float32."""
 
     seed: int = 0
     """Seed of the order of clips and of the latent noise."""
@@ -245,10 +248,12 @@ def _run_phase(
     updates = _Updates(phase.parameters, plan, phase.steps)
     done = saves.restore(phase.name, vae, *updates.parts)
     for step, clips in enumerate(phase.batches(done), done):
-        latents = vae.encode(clips)
-        generator = keyed_generator(f"latent noise of {phase.name}", plan.seed, step)
-        noise = _noise(latents.detach(), plan, generator, predicted=phase.name == "decoder")
-        errors = vae.decode(latents + noise, clamp=False) - clips
+        with torch.autocast("cpu", torch.bfloat16, enabled=plan.dtype == "bfloat16"):
+            latents = vae.encode(clips).float()
+            generator = keyed_generator(f"latent noise of {phase.name}", plan.seed, step)
+            noise = _noise(latents.detach(), plan, generator, predicted=phase.name == "decoder")
+            decoded = vae.decode(latents + noise, clamp=False)
+        errors = decoded.float() - clips
         if phase.name == "decoder":
             loss = ((errors / 2).square().mean(dim=(1, 3, 4)) + _LEAST_ERROR).log().mean()
         else:

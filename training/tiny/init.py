@@ -275,6 +275,7 @@ def _fit(
         "clip_steps": plan.clip_steps,
         "clip_batch": plan.clip_batch,
         "decoder_steps": plan.decoder_steps,
+        "dtype": plan.dtype,
         "error": round(error, 5),
         "held_out_episodes": plan.held_out,
         "psnr": round(reconstruction_psnr(vae, data.held_out, plan), 3),

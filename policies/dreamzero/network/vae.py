@@ -301,8 +301,11 @@ class _ChannelNorm(nn.Module):
             normal = F.normalize(x, dim=1)
         else:
             length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)
-            normal = torch.div(x, length.clamp_min(1e-12), out=torch.empty_like(x))
-        normal = normal * self._scale * self.gamma
+            # Gradients do not pass ``out``.
+            out = None if torch.is_grad_enabled() and x.requires_grad else torch.empty_like(x)
+            normal = torch.div(x, length.clamp_min(1e-12), out=out).to(x.dtype)
+        # Weights are float32 where only products are in half precision.
+        normal = normal * self._scale * self.gamma.to(x.dtype)
         return F.silu(normal) if self._activated else normal
 
 
