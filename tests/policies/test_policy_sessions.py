@@ -13,6 +13,7 @@ from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import BatchPolicy, frame_offsets
+from dzrobot.policies.dreamzero.network import vae as vae_module
 from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
@@ -31,9 +32,11 @@ def observe(embodiment, key, step):
     return {**views, **state, embodiment.language: TASKS[key % len(TASKS)]}
 
 
-def policy_of(folder, embodiment, **options):
+def policy_of(folder, embodiment, dtype=None, **options):
     options = PolicyOptions(**{"dit_steps": 5, "history": "recent", **options})
-    return DreamZeroPolicy.from_pretrained(folder, embodiment=embodiment, options=options)
+    return DreamZeroPolicy.from_pretrained(
+        folder, embodiment=embodiment, dtype=dtype, options=options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +75,21 @@ def test_actions_of_every_embodiment(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_it_plans_the_same_and_compiles_in_the_first_window_only(
-    tmp_path, libero, monkeypatch
+    tmp_path, libero, dtype, monkeypatch
 ):
     """By the compiler's own tracing; generating code for it takes a minute and varies."""
     traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    if dtype == torch.bfloat16:
+        # As on an accelerator.
+        laid = {"memory_format": torch.channels_last_3d}
+        monkeypatch.setattr(vae_module, "_channels_last", lambda tensor: tensor.contiguous(**laid))
     folder = write_tiny_checkpoint(tmp_path / "tiny", libero)
-    plain, compiled = policy_of(folder, libero), policy_of(folder, libero, compile=True)
+    plain, compiled = (
+        policy_of(folder, libero, dtype=dtype, compile=chosen) for chosen in (False, True)
+    )
     horizon, names = libero.timing.action_horizon, ["a", "b"]
 
     def chunks(policy, plans):

@@ -10,6 +10,7 @@ import torch
 import train_worker
 import train_worlds
 
+from dzrobot.policies.dreamzero.network import vae as vae_module
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
@@ -188,13 +189,19 @@ def test_less_video_goes_through_a_step(train_root, solo, video):
 
 
 @pytest.mark.long
-def test_compiled_blocks_agree_and_are_compiled_once(train_root, solo, monkeypatch):
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiled_blocks_agree_and_are_compiled_once(dtype, train_root, solo, monkeypatch):
     """Whole-graph capture and no recompilation; code generation itself takes minutes on a CPU."""
     from torch._dynamo.utils import counters
 
     traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
-    changes = {"parallel__activation_checkpointing": "full"}
+    changes = {"parallel__activation_checkpointing": "full", "parallel__param_dtype": dtype}
+    if dtype == "bf16":
+        # As on an accelerator.
+        laid = {"memory_format": torch.channels_last_3d}
+        monkeypatch.setattr(vae_module, "_channels_last", lambda tensor: tensor.contiguous(**laid))
+    torch._dynamo.reset()
     eager = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
     counters.clear()
     run = train_worker.trainer(solo, train_root, **changes, parallel__compile=True)
