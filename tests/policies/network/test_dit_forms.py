@@ -8,6 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from dzrobot.policies.dreamzero.network import layers
+from dzrobot.policies.dreamzero.network.attention import attend
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.network.dit import (
     CausalDiT,
@@ -168,6 +169,28 @@ def test_half_precision_stays_near(dit):
     full = dit(inputs)
     half = dit.bfloat16()(inputs)
     assert_near([x.float() for x in half], full, 0.03)
+
+
+@pytest.mark.parametrize("mask", ["none", "boolean", "bias"])
+def test_attention_in_half_precision_learns_as_in_float32(mask):
+    generator = torch.Generator().manual_seed(0)
+    sizes = (30, 40, 40, 30)
+    *given, back = (torch.randn(2, n, 4, 64, generator=generator).bfloat16() for n in sizes)
+    seen = torch.rand(2, 1, 30, 40, generator=generator) < 0.7
+    bias = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    masks = {"none": None, "boolean": seen, "bias": bias}
+
+    def found(dtype):
+        tensors = [tensor.to(dtype, copy=True).requires_grad_() for tensor in given]
+        shown = masks[mask].to(dtype) if mask == "bias" else masks[mask]
+        out = attend(*tensors, shown)
+        assert out.dtype == dtype
+        out.backward(back.to(dtype))
+        return [out.detach(), *(tensor.grad for tensor in tensors)]
+
+    for rounded, exact in zip(found(torch.bfloat16), found(torch.float32), strict=True):
+        assert (rounded.float() - exact).norm() < 0.005 * exact.norm()
+        assert not torch.equal(rounded.float(), exact)
 
 
 @pytest.mark.parametrize("lengths", [(5, 40), (1, 1), (92, 3), (30, 96)])
