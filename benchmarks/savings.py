@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from dzrobot.commands.options import flags
 from dzrobot.modality import video as video_module
 from dzrobot.policies.dreamzero.network import vae as vae_module
+from dzrobot.policies.dreamzero.network.attention import attend
 from dzrobot.policies.dreamzero.network.config import VaeConfig
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
@@ -107,6 +110,36 @@ def encoder_lines(repeats: int) -> Iterator[str]:
             )
 
 
+def attention_lines(repeats: int) -> Iterator[str]:
+    """Yield the processor time and error of trained bfloat16 attention against PyTorch's kernel."""
+    for keys in (65, 96):
+        generator = torch.Generator().manual_seed(1)
+        exact = [torch.randn(16, n, 4, 64, generator=generator) for n in (82, keys, keys)]
+        query, *others = (tensor.bfloat16() for tensor in exact)
+        runs = (partial(_learned, _kernel, others), partial(_learned, attend, others))
+        times, (kernel, own) = _in_turns(runs, query, repeats)
+        wanted = _learned(_kernel, [other.float() for other in others], query.float())
+        errors = [(one - wanted).norm() / wanted.norm() for one in (own, kernel)]
+        yield (
+            f"attention, 82 queries, {keys} keys  time {times[1] / times[0]:.2f} of the kernel's, "
+            f"error of gradients {errors[0]:.2g}, the kernel's {errors[1]:.2g}"
+        )
+
+
+def _learned(attention: Callable[..., Tensor], others: list[Tensor], query: Tensor) -> Tensor:
+    """Return the gradient of ``query`` (B, Q, H, K)."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (query, *others)]
+    attention(*leaves).square().sum().backward()
+    gradient = leaves[0].grad
+    assert gradient is not None
+    return gradient
+
+
+def _kernel(*tensors: Tensor) -> Tensor:
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
 def _encoder(version: str) -> Vae:
     torch.manual_seed(0)
     made = Vae(VaeConfig(version=version, dim=8, z_dim=4, dec_dim=8))
@@ -134,7 +167,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", type=flags.names, default=("steps", "chunks", "encoder"))
+    parser.add_argument(
+        "--parts", type=flags.names, default=("steps", "chunks", "encoder", "attention")
+    )
     parser.add_argument("--repeats", type=flags.whole(1), default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -142,6 +177,7 @@ def main() -> None:
         "steps": lambda: (line for name in _STEPS for line in step_lines(name)),
         "chunks": lambda: (line for variant in ("5b", "14b") for line in chunk_lines(variant)),
         "encoder": lambda: encoder_lines(arguments.repeats),
+        "attention": lambda: attention_lines(arguments.repeats),
     }
     for name in arguments.parts:
         for line in parts[name]():

@@ -185,8 +185,8 @@ def attend(q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor, mask: Tensor | None =
 def _plainly(q_BHQK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, mask: Tensor | None) -> Tensor:
     """Return the same, as products and a softmax.
 
-    PyTorch's kernel for bfloat16 on a processor takes four times as long backward as these do,
-    with as large an error.
+    PyTorch's kernel for bfloat16 on a processor takes four times as long backward, with a similar
+    error.
     """
     width = math.sqrt(q_BHQK.shape[-1])
     scores = (q_BHQK.float() / width) @ k_BHLK.float().transpose(-1, -2)
