@@ -98,7 +98,7 @@ tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulat
 # Not yet run to its end; about a night on two cores. The same command resumes,
 # runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
 tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
-	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 30 --still-steps 8000 --clip-steps 2400 --decoder-steps 5000 --steps 8000 --evaluate 50 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
+	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 30 --still-steps 8000 --clip-steps 2400 --decoder-steps 5000 --steps 8000 --evaluate 10 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
 
 setup: system $(STAMP)  ## create .venv with everything in it
 
