@@ -74,7 +74,7 @@ class Stage:
     number of demonstrations is another command, which adds what is missing."""
 
     made_from: tuple[Path, ...] = ()
-    """Files that ``result`` is out of date without: none may be newer."""
+    """What ``result`` is made from: it is out of date where one of these files is newer."""
 
     @property
     def words(self) -> str:
@@ -304,9 +304,8 @@ def _libero(options: argparse.Namespace) -> Task:
             ("prediction", (*score, *few, "--predictions", "on")),
         ),
         held_out=1,
-        # On a processor with bfloat16 products (AVX-512 BF16), 1.5 times as fast as in float32.
+        # Both are faster in bfloat16 on a processor with products in it (AVX-512 BF16).
         init=("--size", "small", "--holdout-episodes", "1", "--dtype", "bfloat16"),
-        # 1.0 instead of 1.4 s a step on such a processor.
         train=("parallel.param_dtype=bf16", *STARTS),
     )
 

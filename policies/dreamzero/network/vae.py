@@ -301,9 +301,9 @@ class _ChannelNorm(nn.Module):
             normal = F.normalize(x, dim=1)
         else:
             length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)
-            # Compilers do not take an ``out`` with channels side by side, nor gradients any.
-            free = torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad)
-            out = None if free else torch.empty_like(x)
+            # torch.compile refuses an ``out`` with channels side by side, and autograd any ``out``.
+            trained = torch.is_grad_enabled() and x.requires_grad
+            out = None if trained or torch.compiler.is_compiling() else torch.empty_like(x)
             normal = torch.div(x, length.clamp_min(1e-12), out=out).to(x.dtype)
         # Weights are float32 where only products are in half precision.
         normal = normal * self._scale * self.gamma.to(x.dtype)
