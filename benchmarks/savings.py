@@ -1,7 +1,8 @@
 """What exact savings save: operators and bytes at full size, time and error on this processor.
 
 The forms before and after run in one process: the video encoder with the library's own layers and
-with ours, frames view by view and together. Full size runs on the meta device, without weights.
+with ours, frames view by view and together, attention of bfloat16 training by PyTorch's kernel and
+as plain products (not exact). Full size runs on the meta device, without weights.
 
     python benchmarks/savings.py                       all of it, minutes of an idle processor
     python benchmarks/savings.py --parts chunks        launches of a chunk outside of its recording

@@ -1,5 +1,6 @@
 """Shared fixtures: where reference material lies, and what is skipped without it."""
 
+import functools
 import gc
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,24 @@ def heed_ctrl_c() -> Callable[[], object]:
     A shell that runs the tests in the background lets their children ignore Ctrl-C.
     """
     return lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def traced_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let modules that are compiled be traced alone, and return what to compute in.
+
+    Generating code takes minutes. bfloat16 comes with channels side by side, as on an accelerator.
+    """
+    import torch
+
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    dtype: torch.dtype = getattr(torch, request.param)
+    if dtype == torch.bfloat16:
+        laid = functools.partial(torch.Tensor.contiguous, memory_format=torch.channels_last_3d)
+        monkeypatch.setattr("dzrobot.policies.dreamzero.network.vae._channels_last", laid)
+    torch._dynamo.reset()
+    return dtype
 
 
 @pytest.fixture

@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the fit computes in; weights stay float32 (default: float32)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=flags.whole(1, 1024), default=1,
-        help="processor threads of the fit; last bits depend on their number (default: 1)",
+        "--threads", type=flags.whole(1, 1024),
+        help="processor threads of the fit; last bits depend on their number (default: "
+        "OMP_NUM_THREADS, or 1)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=flags.seed, default=0, help="of new weights and the order of clips"
@@ -69,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
-    torch.set_num_threads(arguments.threads)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     datasets = [str(path) for path in arguments.dataset]
     robot, _, data = sampled_robot(arguments, arguments.embodiment, datasets)
     plan = AutoencoderPlan(

@@ -277,6 +277,9 @@ def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     try:
         assert main(words) == 0
         assert torch.get_num_threads() == 1
+        torch.set_num_threads(3)
+        assert main(words[:-2]) == 2
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
     out = capsys.readouterr().out

@@ -1,7 +1,6 @@
 """One step of the trainer: recorded numbers, independence of the batch, stored prompts."""
 
 import dataclasses
-import functools
 import weakref
 from datetime import timedelta
 
@@ -10,7 +9,6 @@ import torch
 import train_worker
 import train_worlds
 
-from dzrobot.policies.dreamzero.network import vae as vae_module
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
@@ -19,7 +17,7 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.training.run.export import TrainedSource
 from dzrobot.training.run.inputs import keyed_generator, sample_noise, with_less_video
-from dzrobot.training.run.parallel import clean_name, parallelize
+from dzrobot.training.run.parallel import DTYPES, clean_name, parallelize
 from dzrobot.training.run.trainer import backward
 from dzrobot.training.sft_config import ParallelConfig
 
@@ -189,19 +187,12 @@ def test_less_video_goes_through_a_step(train_root, solo, video):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiled_blocks_agree_and_are_compiled_once(dtype, train_root, solo, monkeypatch):
-    """Whole-graph capture and no recompilation; code generation itself takes minutes on a CPU."""
+def test_compiled_blocks_agree_and_are_compiled_once(traced_dtype, train_root, solo):
+    """Whole-graph capture and no recompilation."""
     from torch._dynamo.utils import counters
 
-    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    (dtype,) = (name for name, dtype in DTYPES.items() if dtype == traced_dtype)
     changes = {"parallel__activation_checkpointing": "full", "parallel__param_dtype": dtype}
-    if dtype == "bf16":
-        # As on an accelerator.
-        laid = {"memory_format": torch.channels_last_3d}
-        monkeypatch.setattr(vae_module, "_channels_last", lambda tensor: tensor.contiguous(**laid))
-    torch._dynamo.reset()
     eager = train_worker.gradients(train_worker.trainer(solo, train_root, **changes))
     counters.clear()
     run = train_worker.trainer(solo, train_root, **changes, parallel__compile=True)
