@@ -9,6 +9,7 @@ import train_worlds
 from torch import nn
 
 from dzrobot import cli
+from dzrobot.policies.dreamzero.network.attention import attend, plain_devices
 from dzrobot.policies.dreamzero.network.prompt import attended_rows
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.tiny import tiny_config
@@ -286,6 +287,18 @@ def test_chunks_know_their_recorded_steps(chunks):
 def test_a_host_read_is_refused(read):
     with pytest.raises(HostReadError, match="reads a tensor"):
         rehearse(lambda _: read(torch.empty(3, device=META)))
+
+
+def test_a_processor_is_rehearsed_as_an_accelerator():
+    leaf = torch.ones(1, 3, 2, 8, dtype=torch.bfloat16, requires_grad=True)
+
+    def train(_):
+        attend(leaf, leaf, leaf).sum().backward()
+
+    found = rehearse(train, torch.device("cpu"))
+    assert found.eager
+    assert found.single_products == {}
+    assert plain_devices == {"cpu"}
 
 
 def test_what_should_not_be_is_found():

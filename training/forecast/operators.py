@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from dzrobot.errors import DzrobotError
+from dzrobot.policies.dreamzero.network.attention import plain_devices
 from dzrobot.training.cost.accelerators import Kind
 from dzrobot.training.run.parallel import clean_name, indexed
 
@@ -365,11 +366,16 @@ def accelerator_attention() -> Iterator[None]:
     """Let the meta device run attention by the kernels that an accelerator would run.
 
     By itself it would take the plain form, with all scores in memory. Backward passes that compute
-    blocks again are part of it.
+    blocks again are part of it. A processor calls PyTorch's attention in training too.
     """
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
-        yield
+    plain = plain_devices.copy()
+    plain_devices.clear()
+    try:
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+            yield
+    finally:
+        plain_devices.update(plain)
 
 
 def _attention(  # noqa: PLR0913 - torch's signature

@@ -173,11 +173,15 @@ class CachedAttention:
         return attend(q_BQHK, self.keys_BTHK[:, :stop], self.values_BTHK[:, :stop])
 
 
+plain_devices = {"cpu"}
+"""Where bfloat16 is trained by plain products; what imitates an accelerator empties it."""
+
+
 def attend(q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return softmax attention (B, Q, H, K); ``mask`` is boolean or an additive bias."""
     q, k, v = (x.transpose(1, 2) for x in (q_BQHK, k_BLHK, v_BLHK))
-    half = q.dtype == torch.bfloat16 and q.device.type == "cpu"
-    if half and torch.is_grad_enabled() and q.requires_grad:
+    slow = q.dtype == torch.bfloat16 and q.device.type in plain_devices
+    if slow and torch.is_grad_enabled() and q.requires_grad:
         return _plainly(q, k, v, mask).transpose(1, 2)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
