@@ -366,7 +366,7 @@ def accelerator_attention() -> Iterator[None]:
     """Let the meta device run attention by the kernels that an accelerator would run.
 
     By itself it would take the plain form, with all scores in memory. Backward passes that compute
-    blocks again are part of it. A processor calls PyTorch's attention in training too.
+    blocks again are part of it. On a processor, bfloat16 training calls PyTorch's attention too.
     """
     plain = plain_devices.copy()
     plain_devices.clear()

@@ -174,7 +174,7 @@ class CachedAttention:
 
 
 plain_devices = {"cpu"}
-"""Where bfloat16 is trained by plain products; what imitates an accelerator empties it."""
+"""Devices where bfloat16 training uses plain products; none while rehearsing an accelerator."""
 
 
 def attend(q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor, mask: Tensor | None = None) -> Tensor:
