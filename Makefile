@@ -95,7 +95,7 @@ tiny-arm: setup  ## from demonstrations on the emulated arm to a policy that lif
 tiny-droid: setup  ## the same for DROID's arm: trained and evaluated in simulation and through the drivers
 	$(BIN)/python examples/train_tiny.py --suite droid --episodes 75 --on-arm 75 --steps 2800 --output runs/tiny-droid
 
-# Not yet run to its end; about a night on two cores. The same command resumes,
+# About nine hours on two cores. The same command resumes,
 # runs/tiny-libero/times.jsonl has the time of every stage, and LIBERO_ARGS="--until init" ends after one.
 tiny-libero: assets  ## for the ten tasks of libero_object: a policy that follows its instruction, in LIBERO
 	$(BIN)/python examples/train_tiny.py --suite libero_object --episodes 30 --still-steps 8000 --clip-steps 2400 --decoder-steps 5000 --steps 8000 --evaluate 10 --blind 5 --output runs/tiny-libero $(LIBERO_ARGS)
