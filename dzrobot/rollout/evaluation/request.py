@@ -40,7 +40,6 @@ from dzrobot.rollout.workers import KeptEnvironment
 if TYPE_CHECKING:
     from dzrobot.cluster import Cluster, ClusterOptions
     from dzrobot.rollout.asynchronous.execution import ExecutionOptions
-    from dzrobot.rollout.evaluation.studies.comparisons import Baseline
 
 DEFAULT_SUITE = "libero_object"
 DEFAULT_TASKS = (0, 3, 7)
@@ -323,12 +322,17 @@ class EvaluationSession:
 
     logger: Logger = unlogged
 
-    def run(self, variant: Variant | None = None, baseline: "Baseline | None" = None) -> Finished:
+    def run(
+        self,
+        variant: Variant | None = None,
+        ending: Callable[[RunOptions, Mapping[str, Any]], RunOptions] = lambda options, _: options,
+    ) -> Finished:
         """Run one evaluation, and return what it found.
 
         Args:
             variant: What it has of its own; None: nothing.
-            baseline: Earlier results that it is compared with.
+            ending: Given how the evaluation is run, and its card, returns how it is run with the
+                rule that ends it.
         """
         variant = variant or Variant()
         request = self.request.varied(variant)
@@ -336,8 +340,7 @@ class EvaluationSession:
         for line in resolved.notes:
             self.console.print(line, soft_wrap=True, markup=False)
         prepared, output, options = _prepared(request, resolved, self.cluster)
-        if baseline is not None:
-            options = baseline.options(options, prepared.card)
+        options = ending(options, prepared.card)
         print_card(self.console, prepared.card, output)
         with self.logger(request.project, output, prepared.card) as log:
             if prepared.moves_an_arm:

@@ -82,7 +82,7 @@ def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool
         ProtocolError: there are no results in ``base``, or under other conditions.
     """
     baseline = Baseline(read_results(base), stop_early)
-    done = session.run(baseline=baseline)
+    done = session.run(ending=baseline.options)
     own = read_results(done.folder)
     code = print_conclusion(
         session.console, done.summary, done.folder, done.title, enough=baseline.decided(own)
