@@ -32,12 +32,12 @@ class SimulatedGpu:
     def __init__(self, robot: object) -> None:
         self._pause_s = float(os.environ["DZROBOT_BENCH_MS"]) / 1000
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+    def reset(self, session: str = "default", *, episode: int | None = None) -> None:
         """Note the episode."""
         with Path(os.environ[LOG]).open("a") as file:
             file.write(f"{os.getpid()} {time.time()}\n")
 
-    def act(self, obs: object, *, session: str = "") -> np.ndarray:
+    def act(self, obs: object, *, session: str = "default") -> np.ndarray:
         """Return zeros (7,), after a while."""
         time.sleep(self._pause_s)
         return np.zeros(7, np.float32)

@@ -88,7 +88,7 @@ class Expert:
         self._env = env.unwrapped
         self.reset()
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+    def reset(self, session: str = "default", *, episode: int | None = None) -> None:
         """Forget the last episode; nothing here is drawn, so ``episode`` keys no noise."""
         self._failed: list[Grasp] = []
         self._begin()

@@ -34,12 +34,13 @@ class Approach:
         self._waiting: dict[str, deque[NDArray[np.float32]]] = {}
         """Session -> planned actions that have not been returned yet."""
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start an episode in ``session``, or end all; ``episode`` seeds random draws."""
-        if session is None:
-            self._waiting.clear()
-        else:
-            self._waiting[session] = deque()
+    def reset(self, session: str = "default", *, episode: int | None = None) -> None:
+        """Start an episode in ``session``; ``episode`` seeds random draws."""
+        self._waiting[session] = deque()
+
+    def end_all(self) -> None:
+        """End all sessions."""
+        self._waiting.clear()
 
     def act(self, obs: Mapping[str, Any], *, session: str = "default") -> NDArray[np.float32]:
         """Return the next action (7,) in [-1, 1]; plan again when none is left."""

@@ -104,7 +104,7 @@ class Reacher:
     def __init__(self, embodiment: Embodiment) -> None:
         pass
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+    def reset(self, session: str = "default", *, episode: int | None = None) -> None:
         """Do nothing: there is no memory between steps."""
 
     def act(self, obs: Mapping[str, Any], *, session: str = "default") -> NDArray[np.float32]:

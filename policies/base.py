@@ -34,14 +34,33 @@ class Policy(Protocol):
         """
         ...
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start a new episode in ``session``, or end all sessions; nothing survives.
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; nothing of the one before survives.
+
+        A policy that also has ``end_all()`` ends all sessions with it, see :func:`end_all`.
 
         Args:
-            session: Which; None for all.
+            session: Name of the session; other sessions are not affected.
             episode: Number that keyed noise depends on; counted up by itself when None.
         """
         ...
+
+
+@runtime_checkable
+class _EndsAll(Protocol):
+    def end_all(self) -> None: ...
+
+
+def end_all(policy: Policy) -> None:
+    """End all sessions of ``policy``, at the end of a run.
+
+    A class without a method ``end_all`` gets ``reset()`` instead, which ended all sessions in
+    earlier versions.
+    """
+    if isinstance(policy, _EndsAll) and callable(policy.end_all):
+        policy.end_all()
+    else:
+        policy.reset()
 
 
 @runtime_checkable
@@ -311,8 +330,10 @@ def observations_of(given: object, count: int) -> list[Any]:
 def check_session(name: object) -> None:
     """Raise :class:`SessionError` unless ``name`` can name a session."""
     if not isinstance(name, str) or not isinstance(name, Hashable):
+        ending = "; to end all sessions, call end_all()" if name is None else ""
         raise SessionError(
-            f"the session {str(name)[:40]} is a {type(name).__name__}: give a str, such as 'arm 1'"
+            f"the session {str(name)[:40]} is a {type(name).__name__}: give a str, such as "
+            f"'arm 1'{ending}"
         )
 
 

@@ -107,11 +107,12 @@ class LeRobotPolicy:
             "seed": self._seed,
         }
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start a new episode in ``session``, or end all sessions."""
-        if session is None:
-            self._sessions.clear()
-            return
+    def end_all(self) -> None:
+        """End all sessions."""
+        self._sessions.clear()
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; nothing of the one before survives."""
         check_session(session)
         last = self._sessions.get(session)
         counted = 0 if last is None else last.number + 1

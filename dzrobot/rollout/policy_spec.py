@@ -329,12 +329,13 @@ class HoldPolicy:
         """Return False."""
         return False
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
         """Start a new episode, which is held where it begins."""
-        if session is None:
-            self._held.clear()
-        else:
-            self._held.pop(session, None)
+        self._held.pop(session, None)
+
+    def end_all(self) -> None:
+        """Forget where all sessions are held."""
+        self._held.clear()
 
 
 class RandomPolicy:
@@ -344,23 +345,28 @@ class RandomPolicy:
         self._action_dim = action_dim
         self._seed = seed
         self._draws: dict[str, np.random.Generator] = {}
+        self._numbers: dict[str, int] = {}
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
         """Return the next numbers (A,) of the session."""
         if session not in self._draws:
-            self.reset(session, episode=0)
+            self.reset(session)
         return self._draws[session].uniform(-1, 1, self._action_dim).astype(np.float32)
 
     def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
         """Return False."""
         return False
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start the numbers of ``episode``; without a session, forget all."""
-        if session is None:
-            self._draws.clear()
-            return
-        self._draws[session] = numpy_generator("random policy", self._seed, episode or 0)
+    def end_all(self) -> None:
+        """Forget the numbers of all sessions."""
+        self._draws.clear()
+        self._numbers.clear()
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start the numbers of ``episode``; None: of the one after the last, from 0 on."""
+        number = self._numbers.get(session, -1) + 1 if episode is None else episode
+        self._numbers[session] = number
+        self._draws[session] = numpy_generator("random policy", self._seed, number)
 
 
 def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:

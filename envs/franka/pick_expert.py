@@ -102,7 +102,7 @@ class PickExpert:
         self._scene = env.scene
         self.reset()
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
+    def reset(self, session: str = "default", *, episode: int | None = None) -> None:
         """Begin anew; nothing here is drawn, so ``episode`` keys no noise."""
         self._enter(PickPhase.HOVER)
         self._top_m = 0.0

@@ -199,21 +199,17 @@ class DreamZeroPolicy:
         """Return the open sessions."""
         return tuple(self._episodes)
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start a new episode in ``session``; without a name, end all sessions.
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; nothing of the one before survives.
 
         Args:
-            session: Which; also opens one that is new or was evicted.
+            session: Its name; a session that is new or was evicted is opened.
             episode: Number that noise depends on, unless it is fixed. None counts on from the
                 last one; with ``slot`` noise, the session keeps its slot.
 
         Raises:
             SessionError: Too many sessions are open, or the name is no text.
         """
-        if session is None:
-            self._episodes.clear()
-            self._evicted.clear()
-            return
         check_session(session)
         last = self._episodes.get(session)
         if last is None:
@@ -221,6 +217,11 @@ class DreamZeroPolicy:
         number = self._next_number(last) if episode is None else episode
         self._episodes[session] = SessionState(self.embodiment, self._history, number)
         self._evicted.discard(session)
+
+    def end_all(self) -> None:
+        """End all sessions and free their memory."""
+        self._episodes.clear()
+        self._evicted.clear()
 
     def _next_number(self, last: SessionState | None) -> int:
         if self.options.noise != "slot":

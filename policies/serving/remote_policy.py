@@ -75,7 +75,9 @@ class _Episode:
     """One episode; every episode is an object of its own."""
 
     seen: deque[Observation]
-    number: int | None
+    number: int
+    """What keyed noise depends on, where the server is dzrobot's."""
+
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Session id sent to the server, which never sees one twice."""
 
@@ -305,22 +307,27 @@ class RemotePolicy:
             timing=answer.timing,
         )
 
-    def reset(self, session: str | None = None, *, episode: int | None = None) -> None:
-        """Start a new episode in ``session``; without a name, end all sessions.
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; nothing of the one before survives.
 
         Args:
-            session: Which session.
-            episode: Number that keyed noise depends on, where the server is dzrobot's.
+            session: Its name.
+            episode: Number that keyed noise depends on, where the server is dzrobot's. None counts
+                on from the last one.
 
         Raises:
             SessionError: the server can hold only one session.
         """
-        if session is not None:
-            check_session(session)
-        for name in list(self._episodes) if session is None else [session]:
+        check_session(session)
+        last = self._episodes.get(session)
+        counted = 0 if last is None else last.number + 1
+        self._end(session)
+        self._begin(session, counted if episode is None else episode)
+
+    def end_all(self) -> None:
+        """End all sessions, here and on the server; the connections stay open."""
+        for name in list(self._episodes):
             self._end(name)
-        if session is not None:
-            self._begin(session, episode)
 
     def close(self) -> None:
         """End all sessions and connections."""
@@ -330,7 +337,7 @@ class RemotePolicy:
     def _observe(self, obs: Observation, session: str, *, frames: bool) -> _Episode:
         check_session(session)
         seen = read_observation(obs, self.embodiment, frames=frames)
-        episode = self._episodes.get(session) or self._begin(session, None)
+        episode = self._episodes.get(session) or self._begin(session, 0)
         if episode.plans and episode.generation != self._connection(session).generation:
             raise SessionLostError(
                 f"the connection to {self._server} broke during the episode of session "
@@ -341,12 +348,12 @@ class RemotePolicy:
         episode.stacks = episode.stacks or len(seen) != 1
         return episode
 
-    def _begin(self, session: str, number: int | None) -> _Episode:
+    def _begin(self, session: str, number: int) -> _Episode:
         others = [name for name in self._episodes if name != session]
         if self._dialect in (Dialect.DREAMZERO, Dialect.VLLM) and others:
             raise SessionError(
                 f"session {session!r} beside {others[0]!r}: {self._server} is no dzrobot server "
-                "and holds one episode at a time; reset() first, or use one server for each"
+                "and holds one episode at a time; call end_all() first, or use one server for each"
             )
         seen: deque[Observation] = deque(maxlen=1 - min(self._offsets))
         episode = _Episode(seen, number)
@@ -383,7 +390,8 @@ class RemotePolicy:
         if not episode.plans:
             # Nothing is lost yet: a broken connection may be opened again.
             connection.ensure()
-            if self._dialect is Dialect.DZROBOT and episode.number is not None:
+            # A server begins every session with episode 0 unless it is told another number.
+            if self._dialect is Dialect.DZROBOT and episode.number:
                 connection.reset(episode.name, episode.number)
             episode.generation = connection.generation
         answer = connection.request_plan(ticket.message, first=not episode.plans)

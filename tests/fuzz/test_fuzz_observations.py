@@ -50,7 +50,7 @@ def undisturbed(policy):
         policy.reset("alone")
         for step in range(STEPS):
             actions[key, step] = policy.act(observe(step, key), session="alone").tobytes()
-    policy.reset()
+    policy.end_all()
     return actions
 
 
@@ -204,7 +204,7 @@ def frozen(value):
 
 def test_a_refused_observation_leaves_the_session_as_it_was(policy, undisturbed):
     """At the first step, in mid-plan and where a plan is due; alone, and second in a batch."""
-    policy.reset()
+    policy.end_all()
     for step in range(STEPS):
         good = [observe(step, key) for key in range(2)]
         open_before = policy.sessions
@@ -238,7 +238,7 @@ def test_another_form_of_the_same_is_the_same(policy, undisturbed, name):
 
 @pytest.mark.parametrize("session", [None, 3, ["a"], Unhashable("a")], ids=repr)
 def test_a_session_without_a_name_touches_no_other(policy, undisturbed, session):
-    policy.reset()
+    policy.end_all()
     policy.act(observe(0), session="x")
     for call in (policy.act, policy.infer):
         with pytest.raises(SessionError, match="give a str"):
@@ -270,7 +270,7 @@ def test_odd_instructions_are_words_like_any_other(policy, words):
 
 
 def test_a_vector_environment_is_served_as_it_is(policy, undisturbed):
-    policy.reset()
+    policy.end_all()
     space = gym.spaces.Dict(
         {"annotation.task": gym.spaces.Text(64), **{k: gym.spaces.Box(0, 1) for k in "ab"}}
     )
@@ -346,7 +346,7 @@ def test_what_the_door_lets_through_can_be_encoded(pipeline, changes, dropped):
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=strategies.data())
 def test_an_episode_with_anything_between_equals_the_undisturbed_one(policy, undisturbed, data):
-    policy.reset()
+    policy.end_all()
     for step in range(STEPS):
         for _ in range(2):
             key, value = data.draw(KEYS), data.draw(VALUES)

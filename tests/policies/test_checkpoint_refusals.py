@@ -124,6 +124,19 @@ def test_no_weights(single):
         load(single)
 
 
+def test_the_folder_of_a_run_names_its_newest_checkpoint(tmp_path):
+    for step in ("checkpoints/step_00000900", "checkpoints/step_00001000"):
+        (tmp_path / step).mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        with pytest.raises(CheckpointError, match=r"training run.*checkpoints/step_00001000$"):
+            load(folder)
+    for step in ("step_00000900", "step_00000020", "step_00001000_adapters", "card"):
+        (tmp_path / "export" / step).mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "export"):
+        with pytest.raises(CheckpointError, match=r"training run.*export/step_00000900$"):
+            load(folder)
+
+
 def test_missing_tensor(single):
     rewritten(single, lambda state: state.pop(QUERY))
     with pytest.raises(CheckpointError, match=r"missing .*self_attn.q.weight; unexpected none"):

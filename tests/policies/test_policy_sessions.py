@@ -47,7 +47,7 @@ def loaded(tiny_folders, libero):
 def policy(tiny, loaded):
     """Return a policy without sessions."""
     policy = loaded[tiny]
-    policy.reset()
+    policy.end_all()
     return policy
 
 
@@ -106,7 +106,7 @@ def test_interleaved_sessions_equal_sessions_alone(tiny, libero):
         return [policy.infer(observe(libero, key, i), session="alone") for i in range(6)]
 
     wanted = [[plan["actions"] for plan in alone(key)] for key in range(2)]
-    policy.reset()
+    policy.end_all()
     for key in range(2):
         policy.reset(f"s{key}", episode=key)
     given = [[], []]
@@ -128,7 +128,7 @@ def test_interleaved_steps_equal_steps_alone(tiny, libero):
         return [policy.act(observe(libero, key, i), session=session) for i in range(steps)]
 
     wanted = [episode(key, f"alone {key}") for key in range(2)]
-    policy.reset()
+    policy.end_all()
     given = [[], []]
     for i in range(steps + shift):
         for key in range(2):
@@ -200,6 +200,33 @@ def test_a_session_that_was_never_reset_is_told_once(tiny_folders, libero, caplo
     assert "policy.reset('b')" in told
 
 
+@pytest.mark.parametrize("named", [(), ("default",)])
+def test_every_reset_begins_the_next_episode_of_keyed_noise(named, tiny_folders, libero, caplog):
+    """As people of LeRobot write it, or by name; neither is told that it never reset."""
+    policy = policy_of(tiny_folders / "5b", libero, noise="keyed")
+    policy.reset("other")
+    policy.act(observe(libero, 1, 0), session="other")
+
+    def first_actions(count):
+        for _ in range(count):
+            policy.reset(*named)
+            yield policy.act(observe(libero, 0, 0)).tobytes()
+
+    begun = list(first_actions(3))
+    assert len(set(begun)) == 3
+    assert policy.sessions == ("other", "default")
+    assert not policy.plans_next(session="other")
+    policy.end_all()
+    assert policy.sessions == ()
+    assert list(first_actions(3)) == begun
+    assert not caplog.records
+
+
+def test_what_ended_all_sessions_once_says_what_does_now(policy):
+    with pytest.raises(SessionError, match=r"None is a NoneType: .* call end_all\(\)"):
+        policy.reset(None)
+
+
 def test_reset_replaces_the_episode(policy, libero):
     def episode():
         return [policy.act(observe(libero, 1, i)) for i in range(20)]
@@ -207,7 +234,7 @@ def test_reset_replaces_the_episode(policy, libero):
     first = episode()
     policy.reset("default")
     np.testing.assert_array_equal(episode(), first)
-    policy.reset()
+    policy.end_all()
     assert policy.sessions == ()
     np.testing.assert_array_equal(episode(), first)
 

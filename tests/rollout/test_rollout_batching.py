@@ -3,7 +3,9 @@
 import itertools
 import json
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dzrobot.cli import main
@@ -55,6 +57,58 @@ def test_a_request_waits_for_others_but_not_longer_than_the_window():
     clock.now += 0.2
     assert gathering.take(3) == ["first", "second"]
     assert gathering.held == ()
+
+
+ENDED = {}
+
+
+class Counting:
+    """Acts at random; notes which sessions are open when a run ends them all."""
+
+    def __init__(self, robot):
+        self.open = []
+
+    def reset(self, session="default", *, episode=None):
+        self.open.append(session)
+
+    def act(self, obs, *, session="default"):
+        return np.zeros(7, np.float32)
+
+    def end_all(self):
+        ENDED[type(self).__name__] = sorted(set(self.open))
+
+
+class Older(Counting):
+    """Of earlier versions: no name meant all sessions."""
+
+    end_all = None
+
+    def reset(self, session=None, *, episode=None):
+        if session is None:
+            Counting.end_all(self)
+        else:
+            self.open.append(session)
+
+
+class Strict(Counting):
+    """Its sessions have to be named, so none can be ended by ``reset()``."""
+
+    end_all = None
+
+    def reset(self, session, *, episode=None):
+        self.open.append(session)
+
+
+@pytest.mark.parametrize("kind", [Counting, Older, Strict])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_ends_all_sessions_when_it_is_over(kind, workers, tmp_path, caplog):
+    ENDED.clear()
+    policy = PolicySpec(name=f"{__name__}:{kind.__name__}")
+    spec = replace(SPEC, max_steps=3)
+    evaluate(prepare(Evaluation(spec=spec, policy=policy)), tmp_path, RunOptions(workers=workers))
+    sessions = [f"worker-{n}" for n in range(workers)] or ["default"]
+    told = [m for m in caplog.messages if "sessions were not ended" in m]
+    assert (ENDED, len(told)) == (({}, 1) if kind is Strict else ({kind.__name__: sessions}, 0))
 
 
 def test_nobody_waits_once_all_have_asked():

@@ -15,7 +15,7 @@ import torch
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
-from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.hub import locate, newest_step
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     ADAPTER_CONFIG,
     ADAPTER_STEM,
@@ -243,6 +243,11 @@ def open_weights(path: Path) -> WeightSource:
         from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
 
         return open_dcp(dcp)
+    if step := newest_step(path):
+        raise CheckpointError(
+            f"{path} belongs to a training run and holds no weights itself; give one of its "
+            f"checkpoints, such as the newest: {step}"
+        )
     held = preview(entry.name for entry in path.iterdir())
     raise CheckpointError(
         f"{path} holds no weights (it holds {held}); expected model.safetensors, "

@@ -57,6 +57,24 @@ def steps_beside(path: Path) -> str:
     return f"; nearest there: {', '.join(nearest)}" if nearest else ""
 
 
+def newest_step(run: Path) -> Path | None:
+    """Return the newest checkpoint of a training run, an export if there is any; None: none.
+
+    Args:
+        run: The run's folder, or its ``export`` or ``checkpoints``.
+    """
+    for folder in (run / "export", run / "checkpoints", run):
+        found = [
+            (-len(named[2]), int(named[1]), path)
+            for path in (folder.iterdir() if folder.is_dir() else ())
+            if path.is_dir() and (named := _STEP.fullmatch(path.name))
+        ]
+        if found:
+            # Adapters need their base: whole weights come first.
+            return max(found)[2]
+    return None
+
+
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     """Return the local path of a checkpoint; what a hub id names is fetched from the hub.
 

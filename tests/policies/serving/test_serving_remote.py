@@ -123,12 +123,29 @@ def test_sessions_of_one_client_do_not_mix_and_reset_forgets():
         remote = RemotePolicy(address(server), DROID, options=QUICK)
         alone = remote.infer(seen(0), session="a")["actions"]
         remote.infer(seen(5), session="b")
-        remote.reset("a")
+        remote.reset("a", episode=0)
         assert np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
         assert not np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
-        remote.reset()
+        remote.end_all()
         assert np.array_equal(remote.infer(seen(0), session="a")["actions"], alone)
         remote.close()
+
+
+@pytest.mark.parametrize("named", [(), ("default",)])
+def test_every_reset_is_the_next_episode_for_the_server_too(named):
+    """As in this process: an episode that begins without a reset is the first one."""
+    with serving(Remembering()) as server:
+        remote = RemotePolicy(address(server), DROID, options=QUICK)
+        episodes = []
+        for _ in range(3):
+            remote.reset(*named)
+            episodes.append(remote.infer(seen(0))["actions"].tobytes())
+        remote.reset(*named, episode=1)
+        assert remote.infer(seen(0))["actions"].tobytes() == episodes[1]
+        remote.end_all()
+        assert remote.infer(seen(0))["actions"].tobytes() == episodes[0]
+        remote.close()
+    assert len(set(episodes)) == 3
 
 
 def test_the_number_of_an_episode_reaches_the_policy():
@@ -151,7 +168,7 @@ def test_an_episode_whose_connection_broke_is_over():
         for _ in range(2):
             with pytest.raises(SessionLostError):
                 remote.infer(seen(3), session="a")
-        remote.reset("a")
+        remote.reset("a", episode=0)
         assert np.array_equal(remote.infer(seen(0), session="a")["actions"], before)
         remote.close()
 
@@ -229,7 +246,7 @@ def test_openpis_server_has_one_session_for_each_connection(answer):
         assert np.array_equal(remote.infer(seen(0), session="a")["actions"], PLAN)
         assert all(set(message) == OPENPI_DROID for message in heard)
         assert all(message["observation/wrist_image_left"].ndim == 3 for message in heard)
-        remote.reset()
+        remote.end_all()
         remote.close()
 
 

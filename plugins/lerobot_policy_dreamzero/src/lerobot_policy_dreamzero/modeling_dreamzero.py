@@ -260,7 +260,7 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
 
     def reset(self) -> None:
         """End the episodes of all environments; the next observations begin new ones."""
-        self._acting.reset()
+        self._acting.end_all()
         self._sessions = []
         self.last_predicted_latents = None
 
