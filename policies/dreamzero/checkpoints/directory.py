@@ -243,13 +243,17 @@ def open_weights(path: Path) -> WeightSource:
         from dzrobot.policies.dreamzero.checkpoints.dcp import open_dcp
 
         return open_dcp(dcp)
+    raise _weightless(path)
+
+
+def _weightless(path: Path) -> CheckpointError:
     if step := newest_step(path):
-        raise CheckpointError(
+        return CheckpointError(
             f"{path} belongs to a training run and holds no weights itself; give one of its "
             f"checkpoints, such as the newest: {step}"
         )
     held = preview(entry.name for entry in path.iterdir())
-    raise CheckpointError(
+    return CheckpointError(
         f"{path} holds no weights (it holds {held}); expected model.safetensors, "
         "model.safetensors.index.json, adapter_config.json with its weights, "
         "full_weights.pt, or *.distcp files with .metadata"
