@@ -1,5 +1,6 @@
 """What a policy is: observation in, action out, one session per concurrent episode."""
 
+import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, History, Part
-from dzrobot.errors import ConfigError, ModalityError, SessionError
+from dzrobot.errors import ConfigError, ErrorCapture, ModalityError, SessionError
 from dzrobot.modality.window import Observation
+
+_log = logging.getLogger(__name__)
 
 Action = NDArray[np.float32]
 
@@ -51,16 +54,21 @@ class _EndsAll(Protocol):
     def end_all(self) -> None: ...
 
 
-def end_all(policy: Policy) -> None:
-    """End all sessions of ``policy``, at the end of a run.
+def end_all(policy: Policy | None) -> None:
+    """End all sessions of ``policy``, if there is one, at the end of a run.
 
     A class without a method ``end_all`` gets ``reset()`` instead, which ended all sessions in
-    earlier versions.
+    earlier versions. What it raises is logged: no result depends on it.
     """
-    if isinstance(policy, _EndsAll) and callable(policy.end_all):
-        policy.end_all()
-    else:
-        policy.reset()
+    if policy is None:
+        return
+    with ErrorCapture() as caught:
+        if isinstance(policy, _EndsAll) and callable(policy.end_all):
+            policy.end_all()
+        else:
+            policy.reset()
+    if caught.failure is not None:
+        _log.warning("the policy's sessions were not ended: %s", caught.failure.error)
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ steps it.
 """
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -53,8 +52,6 @@ from dzrobot.rollout.policy_spec import PrivilegedActor
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
-
-_log = logging.getLogger(__name__)
 
 WORKER_DIED = "the worker process died"
 """How the error of an episode begins whose process was lost: killed, or out of memory."""
@@ -386,8 +383,8 @@ class WorkerPool:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self._workers:
             worker.stop(patient=kind is None and worker.case is None)
-        if kind is None and self._acting.policy is not None:
-            _end_sessions(self._acting.policy)
+        if kind is None:
+            end_all(self._acting.policy)
 
     def run(self, queue: CaseQueue) -> Iterator[Record]:
         """Yield the record of every case as it finishes; exceptions become records too."""
@@ -543,14 +540,6 @@ class WorkerPool:
         kept.close()
         assert caught.failure is not None, "else returned"
         return _error_record(self._settings, case, caught.failure), ""
-
-
-def _end_sessions(policy: Policy) -> None:
-    """End all sessions of ``policy``; results do not depend on whether that works."""
-    with ErrorCapture() as caught:
-        end_all(policy)
-    if caught.failure is not None:
-        _log.warning("the policy's sessions were not ended: %s", caught.failure.error)
 
 
 def _record(
