@@ -83,15 +83,11 @@ class RolloutSettings:
     """Environment variables of the processes, in turn: where each one draws, say."""
 
 
-class SessionActor(SelectiveActor, Protocol):
+class SessionActor(Actor, SelectiveActor, Protocol):
     """Acts in the main process for an environment elsewhere, in a session of the policy."""
 
     def begin(self, env: gym.Env[Any, Any] | None) -> None:
         """Start a new episode in the session."""
-        ...
-
-    def act(self, observation: Observation) -> tuple[Action, float]:
-        """Return the action (A,) and how long it took to choose, in milliseconds."""
         ...
 
 
