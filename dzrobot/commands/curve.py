@@ -16,6 +16,7 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.errors import ConfigError
 from dzrobot.plots import check_can_draw
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
@@ -138,7 +139,13 @@ def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> lis
     policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
     # Steps are the checkpoint's; guidance that was not asked for is the forecast robot's.
     acting = [
-        replace(policy.options, execute=None, cfg_scale=one.request.settings.options.cfg_scale)
+        PolicyOptions(
+            **{
+                **vars(policy.options),
+                "execute": None,
+                "cfg_scale": one.request.settings.options.cfg_scale,
+            }
+        )
         for one, policy in zip(sets, policies, strict=True)
     ]
     forecasts = chunk_seconds(acting, arguments.variant, device, arguments.form)

@@ -382,14 +382,14 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
     # Wrong now, rather than in every episode.
-    acts = spec.options.generate(robot, checkpoint.passport.distilled_steps)
+    acts = spec.options.for_robot(robot, checkpoint.passport.distilled_steps)
     step_plan(acts.dit_steps, acts.solver_steps)
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint,
         embodiment=robot,
         device=spec.device,
         dtype=dtypes[spec.dtype],
-        options=spec.options,
+        options=acts,
         weights=WeightOptions(
             base=spec.base,
             memory=spec.memory,

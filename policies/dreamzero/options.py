@@ -1,6 +1,6 @@
 """How a DreamZero policy acts, and where its weights come from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,59 +18,21 @@ if TYPE_CHECKING:
 Noise = Literal["fixed", "keyed", "slot"]
 
 DIT_STEPS, SOLVER_STEPS, SEED, NOISE_SLOTS = 8, 16, 1140, 64
-"""Of the published servers."""
+"""What published servers use: network evaluations of a plan, steps of the solver, seed of the
+noise, and rows of ``slot`` noise."""
 
 NOISE: Noise = "fixed"
-"""Likewise."""
+"""Noise of published servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """How a policy acts. None: as the protocol says, else the embodiment, else published servers.
-
-    One value on the whole way: the command line writes it, a protocol fills what is None, and the
-    policy fills the rest with :meth:`for_robot`.
-    """
-
-    execute: int | None = None
-    """Actions of each plan that are executed before the next one; None for the embodiment's number,
-    which is all of them unless it says otherwise."""
-
-    history: History | None = None
-    """Frames the network is shown of what happened, see :func:`.history.frame_offsets`; None for
-    the embodiment's."""
-
-    dit_steps: int | Literal["dynamic"] | None = None
-    """Solver steps that run the transformer; published: 8 of 16, else all."""
-
-    solver_steps: int | None = None
-    """Steps of the solver; a distilled checkpoint has its own number, all others 16."""
-
-    solver: "Solver | None" = None
-    """Which solver; ``euler`` of a distilled checkpoint, else ``unipc``."""
-
-    cfg_scale: float | None = None
-    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
-    the embodiment's, or 1 where no video is predicted."""
+class _Everywhere:
+    """Options whose default is the same for every robot and checkpoint."""
 
     video: "Video" = "full"
     """What is computed of the video: ``full``, as published; ``once``: its tokens pass the network
     in the first evaluation of a plan alone; ``skip``: it has none. Other actions for less work, and
-    no predicted video; see :data:`.network.session.Video`."""
-
-    seed: int | None = None
-    """Of the noise every plan starts from; published: 1140."""
-
-    noise: Noise | None = None
-    """``fixed``, as published: the same noise for every plan, drawn on the network's device and in
-    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device. ``slot``:
-    as published for many environments at once: drawn like ``fixed``, but for ``noise_slots`` of
-    them together, and each keeps its row. A session keeps its slot from episode to episode, and a
-    new one takes the first that is free; of an episode with a number, it is the remainder."""
-
-    noise_slots: int | None = None
-    """Rows of ``slot`` noise, 64 unless a protocol says otherwise; on some devices the numbers
-    depend on how many are drawn."""
+    no predicted video; see :data:`~dzrobot.policies.dreamzero.network.session.Video`."""
 
     prompt_rows: "PromptRows" = "own"
     """``cut``: prompts of sessions that plan in one call are zero from the length of the shortest
@@ -93,6 +55,72 @@ class PolicyOptions:
     launched as one from then on; with ``dit_steps="dynamic"`` or a second device for the negative
     prompt, each evaluation of the network by itself. Plans of batch calls are made one by one."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class ActingOptions(_Everywhere):
+    """How a policy acts, with nothing left open: see :class:`PolicyOptions` for each field."""
+
+    execute: int
+    history: History
+    dit_steps: int | Literal["dynamic"]
+    solver_steps: int
+    solver: "Solver"
+    cfg_scale: float
+    seed: int
+    noise: Noise
+    noise_slots: int
+
+    def generate(self) -> "GenerateOptions":
+        """Return what the network is told of them."""
+        from dzrobot.policies.dreamzero.network.session import GenerateOptions
+
+        told = {field.name: vars(self)[field.name] for field in fields(GenerateOptions)}
+        return GenerateOptions(**{**told, "history": self.history != "off"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(_Everywhere):
+    """How a policy is asked to act; :meth:`for_robot` fills in what is None.
+
+    An option that is None is as the protocol says, else as the embodiment or the checkpoint does,
+    else as published servers have it.
+    """
+
+    execute: int | None = None
+    """Actions of each plan that are executed before the next one; None for the embodiment's number,
+    which is all of them unless it says otherwise."""
+
+    history: History | None = None
+    """Frames the network is shown of what happened, see
+    :func:`~dzrobot.policies.base.frame_offsets`; None for the embodiment's."""
+
+    dit_steps: int | Literal["dynamic"] | None = None
+    """Solver steps that run the transformer; published: 8 of 16, else all."""
+
+    solver_steps: int | None = None
+    """Steps of the solver; a distilled checkpoint has its own number, all others 16."""
+
+    solver: "Solver | None" = None
+    """Which solver; ``euler`` of a distilled checkpoint, else ``unipc``."""
+
+    cfg_scale: float | None = None
+    """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
+    the embodiment's, or 1 where no video is predicted."""
+
+    seed: int | None = None
+    """Of the noise every plan starts from; published: 1140."""
+
+    noise: Noise | None = None
+    """``fixed``, as published: the same noise for every plan, drawn on the network's device and in
+    its dtype. ``keyed``: a function of seed, episode and plan, the same on every device. ``slot``:
+    as published for many environments at once: drawn like ``fixed``, but for ``noise_slots`` of
+    them together, and each keeps its row. A session keeps its slot from episode to episode, and a
+    new one takes the first that is free; of an episode with a number, it is the remainder."""
+
+    noise_slots: int | None = None
+    """Rows of ``slot`` noise, 64 unless a protocol says otherwise; on some devices the numbers
+    depend on how many are drawn."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("max_sessions", self.max_sessions),
@@ -111,8 +139,8 @@ class PolicyOptions:
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
             )
 
-    def for_robot(self, robot: Embodiment, distilled: int | None = None) -> "PolicyOptions":
-        """Return these options with all that is None filled in.
+    def for_robot(self, robot: Embodiment, distilled: int | None = None) -> ActingOptions:
+        """Return how a policy of ``robot`` acts: all that is None filled in.
 
         Args:
             robot: Whose they are.
@@ -132,18 +160,18 @@ class PolicyOptions:
             )
         usual = robot.cfg_scale if self.video == "full" else 1.0
         steps = self.solver_steps or SOLVER_STEPS
-        return replace(
-            self,
-            execute=self.execute or robot.execute or horizon,
-            cfg_scale=usual if self.cfg_scale is None else self.cfg_scale,
-            history=self.history or robot.history,
-            dit_steps=self.dit_steps or (DIT_STEPS if steps == SOLVER_STEPS else steps),
-            solver_steps=steps,
-            solver=self.solver or "unipc",
-            seed=SEED if self.seed is None else self.seed,
-            noise=self.noise or NOISE,
-            noise_slots=self.noise_slots or NOISE_SLOTS,
-        )
+        filled = {
+            "execute": self.execute or robot.execute or horizon,
+            "cfg_scale": usual if self.cfg_scale is None else self.cfg_scale,
+            "history": self.history or robot.history,
+            "dit_steps": self.dit_steps or (DIT_STEPS if steps == SOLVER_STEPS else steps),
+            "solver_steps": steps,
+            "solver": self.solver or "unipc",
+            "seed": SEED if self.seed is None else self.seed,
+            "noise": self.noise or NOISE,
+            "noise_slots": self.noise_slots or NOISE_SLOTS,
+        }
+        return ActingOptions(**{**vars(self), **filled})
 
     def _distilled(self, steps: int) -> "PolicyOptions":
         """Return these options with the solver of a checkpoint that was distilled for ``steps``."""
@@ -160,32 +188,6 @@ class PolicyOptions:
                 "checkpoint that it was distilled from"
             )
         return replace(self, solver_steps=steps, dit_steps=steps, solver="euler")
-
-    def generate(self, robot: Embodiment, distilled: int | None = None) -> "GenerateOptions":
-        """Return what the network of ``robot`` is told of them; see :meth:`for_robot`.
-
-        Args:
-            robot: Fills in what is None.
-            distilled: Solver steps that the network was distilled for; None: it was not.
-        """
-        from dzrobot.policies.dreamzero.network.session import GenerateOptions
-
-        filled = self.for_robot(robot, distilled)
-        assert filled.dit_steps is not None, "filled"
-        assert filled.solver_steps is not None, "filled"
-        assert filled.solver is not None, "filled"
-        assert filled.seed is not None, "filled"
-        assert filled.cfg_scale is not None, "filled"
-        return GenerateOptions(
-            dit_steps=filled.dit_steps,
-            solver_steps=filled.solver_steps,
-            solver=filled.solver,
-            seed=filled.seed,
-            history=filled.history != "off",
-            prompt_rows=filled.prompt_rows,
-            cfg_scale=filled.cfg_scale,
-            video=filled.video,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import (
     SOLVER_STEPS,
+    ActingOptions,
     PolicyOptions,
     WeightOptions,
     check_device,
@@ -69,7 +70,9 @@ class DreamZeroPolicy:
     :meth:`reset`, is replaced by :meth:`reset`, and ends with :meth:`evict`.
     """
 
-    def __init__(self, parts: PolicyParts, options: PolicyOptions | None = None) -> None:
+    def __init__(
+        self, parts: PolicyParts, options: PolicyOptions | ActingOptions | None = None
+    ) -> None:
         """Put the parts together; see :meth:`from_pretrained`.
 
         Raises:
@@ -79,12 +82,13 @@ class DreamZeroPolicy:
         self.embodiment: Embodiment = parts.pipeline.embodiment
         """Robot that it acts as."""
 
-        self.options = (options or PolicyOptions()).for_robot(
-            self.embodiment, parts.distilled_steps
+        self.options: ActingOptions = (
+            options
+            if isinstance(options, ActingOptions)
+            else (options or PolicyOptions()).for_robot(self.embodiment, parts.distilled_steps)
         )
-        """How it acts, with all that was None filled in."""
+        """How it acts."""
 
-        self._history = self.options.history or self.embodiment.history
         self.source = parts.source
         """Where the weights come from, for records."""
 
@@ -98,7 +102,7 @@ class DreamZeroPolicy:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
             self._network.compile_encoders()
-        self._generate = self.options.generate(self.embodiment)
+        self._generate = self.options.generate()
         # Loaded here, so that the first plan does not wait for a library.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
         if parts.negative is not None and self._generate.prompts == 1:
@@ -136,7 +140,7 @@ class DreamZeroPolicy:
         dtype: torch.dtype | None = None,
         revision: str | None = None,
         tokenizer: str | Path | PromptTokenizer | None = None,
-        options: PolicyOptions | None = None,
+        options: PolicyOptions | ActingOptions | None = None,
         weights: WeightOptions | None = None,
     ) -> Self:
         """Return the policy of a checkpoint.
@@ -151,7 +155,7 @@ class DreamZeroPolicy:
             revision: Branch, tag or commit of a Hugging Face repository.
             tokenizer: Folder, repository or tokenizer; None for the checkpoint's own, else the one
                 that published checkpoints were trained with.
-            options: How it acts.
+            options: How it acts; what is left open is filled in for robot and checkpoint.
             weights: Where weights come from beyond the checkpoint.
 
         Raises:
@@ -192,7 +196,7 @@ class DreamZeroPolicy:
     @property
     def history(self) -> History:
         """Return which frames of the past the network is shown."""
-        return self._history
+        return self.options.history
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -215,7 +219,7 @@ class DreamZeroPolicy:
         if last is None:
             self._check_room([session])
         number = self._next_number(last) if episode is None else episode
-        self._episodes[session] = SessionState(self.embodiment, self._history, number)
+        self._episodes[session] = SessionState(self.embodiment, self.options.history, number)
         self._evicted.discard(session)
 
     def end_all(self) -> None:
@@ -229,7 +233,6 @@ class DreamZeroPolicy:
         if last is not None:
             return last.number
         slots = self.options.noise_slots
-        assert slots is not None, "filled for the robot"
         taken = {episode.number % slots for episode in self._episodes.values()}
         free = next((slot for slot in range(slots) if slot not in taken), None)
         if free is None:
@@ -617,7 +620,7 @@ class DreamZeroPolicy:
         return list(prediction.action_BAM.float().cpu())
 
 
-def _check_fast(options: PolicyOptions, network: WorldActionModel) -> None:
+def _check_fast(options: ActingOptions, network: WorldActionModel) -> None:
     """Raise ConfigError where what is to make the network faster cannot be had."""
     for name, wanted in (("compile", options.compile), ("graphs", options.graphs)):
         if wanted and is_offloaded(network.model):

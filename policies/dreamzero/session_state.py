@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.network.session import (
 )
 from dzrobot.policies.dreamzero.network.vae import Decoding, Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.options import ActingOptions
 from dzrobot.rng import torch_seed
 
 
@@ -108,7 +108,8 @@ class SessionState:
 
         Args:
             embodiment: Says what one observation holds and when frames were taken in training.
-            history: Which frames the network is shown, see :func:`.history.frame_offsets`.
+            history: Which frames the network is shown, see
+                :func:`~dzrobot.policies.base.frame_offsets`.
             number: Of the episode within its session; keyed noise depends on it.
         """
         self.number = number
@@ -259,18 +260,15 @@ class Requests:
         tokenizer: PromptTokenizer,
         network: WorldActionModel,
         embodiment: Embodiment,
-        options: PolicyOptions,
+        options: ActingOptions,
     ) -> None:
         """Prepare for one network and robot."""
         self._tokenizer = tokenizer
         self._config = network.config
         self._network = network
         self._size = self._config.target_size or embodiment.image_size
-        filled = options.for_robot(embodiment)
-        assert filled.seed is not None, "filled"
-        assert filled.noise_slots is not None, "filled"
-        self._kind, self._seed, self._slots = filled.noise, filled.seed, filled.noise_slots
-        self._guided = options.generate(embodiment).prompts == 2
+        self._options = options
+        self._guided = options.generate().prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
     def make(
@@ -304,17 +302,17 @@ class Requests:
 
     def _noise(self, episode: SessionState) -> InferenceNoise | None:
         """Return what the coming plan starts from; None for the published noise."""
-        if self._kind == "fixed":
+        if self._options.noise == "fixed":
             return None
         shapes = noise_shapes(self._config, self._config.latent_size(*self._size))
-        if self._kind == "slot":
-            row_of = episode.number % self._slots, self._slots
+        if self._options.noise == "slot":
+            slots = self._options.noise_slots
             return seeded_noise(
-                shapes, self._seed, row_of=row_of,
+                shapes, self._options.seed, row_of=(episode.number % slots, slots),
                 device=self._network.device, dtype=self._network.dtype,
             )  # fmt: skip
         # Drawn on the processor in float32, whatever the network runs on.
-        noise = seeded_noise(shapes, _key(self._seed, episode))
+        noise = seeded_noise(shapes, _key(self._options.seed, episode))
         video, action = (
             x.to(self._network.device, self._network.dtype)
             for x in (noise.video_CFYX, noise.action_AM)

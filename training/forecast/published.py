@@ -104,7 +104,7 @@ def planned(checkpoint: str | None, embodiment: str | None) -> tuple[ChunkSetup,
     robot = as_trained(found, embodiment_of(found, embodiment))
     plan = ChunkSetup(
         network=found.config, image_size=robot.image_size,
-        options=PolicyOptions().generate(robot), prompt_rows=ASSUMED_PROMPT,
+        options=PolicyOptions().for_robot(robot).generate(), prompt_rows=ASSUMED_PROMPT,
     )  # fmt: skip
     return plan, robot, found.passport.rtc_training_max_delay or 0
 
@@ -145,7 +145,7 @@ def chunk_seconds(
         form: How the network is launched.
     """
     plan, robot = chunk_plan(variant), load_embodiment(_TAG)
-    asked = [own.generate(robot) for own in options]
+    asked = [own.for_robot(robot).generate() for own in options]
     found = {own: fmean(_totals(plan, own, device, form)) for own in set(asked)}
     return [found[own] for own in asked]
 
