@@ -18,13 +18,13 @@ import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.window import Observation
+from dzrobot.policies.base import blank
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.remote_policy import RemotePolicy
 from dzrobot.policies.serving.server import PolicyServer, in_background
-from dzrobot.policies.serving.sessions import blank
 
 ROBOT = load_embodiment(EMBODIMENT)
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -403,6 +403,42 @@ def reads_next(offsets: Sequence[int], left: int, every: int) -> bool:
     """
     # The plan at step `left + i * every` is shown frames from there on back; the frame is step 0.
     return any(-offset >= left and (-offset - left) % every == 0 for offset in offsets)
+
+
+_POSITIONS = 8
+"""Most positions of a window that are tried; published ones have five or fewer."""
+
+
+def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Plan once at every position of the memory's window; yield (latent frame it begins at, plan).
+
+    Positions differ in shape. A full window starts over; without memory there is one position. The
+    observations are black.
+
+    Args:
+        policy: What plans; the session is left open.
+        session: Which session is used; it is reset first.
+    """
+    policy.reset(session)
+    yield 0, policy.infer_batch([blank(policy.embodiment, None)], [session])[0]
+    if policy.history == "off":
+        return
+    later, position = blank(policy.embodiment, RECENT), -1
+    for _ in range(_POSITIONS):
+        if policy.stage(session) <= position:
+            return
+        position = policy.stage(session)
+        yield position, policy.infer_batch([later], [session])[0]
+
+
+def blank(robot: Embodiment, frames: int | None) -> Observation:
+    """Return a black observation; with ``frames``, stacks of that many images."""
+    stack = () if frames is None else (frames,)
+    views: dict[str, Any] = {
+        view.key: np.zeros((*stack, *view.resolution, 3), np.uint8) for view in robot.views
+    }
+    parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
+    return {**views, **parts, robot.language: "warm up"}
 
 
 def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:

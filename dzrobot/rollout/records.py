@@ -22,7 +22,7 @@ from pydantic import (
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import DzrobotError, ProtocolError
-from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy
+from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy, walk_window
 from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
@@ -425,8 +425,6 @@ def _kernel_share(policy: Policy, device: str | None) -> float | None:
 def _traced(policy: PlanningPolicy) -> float:
     """Plan through one window in a session of its own; return :func:`_kernel_share`."""
     import torch
-
-    from dzrobot.policies.serving.sessions import walk_window
 
     wall_us = 0.0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:

@@ -9,13 +9,13 @@ from dzrobot.errors import ConfigError
 
 if TYPE_CHECKING:
     # The command line fills these options before torch is loaded.
-    from dzrobot.policies.dreamzero.checkpoints.load import Adapters
     from dzrobot.policies.dreamzero.network.diffusion import Solver
     from dzrobot.policies.dreamzero.network.prompt import PromptRows
     from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
     from dzrobot.policies.dreamzero.quantize import Quantization
 
 Noise = Literal["fixed", "keyed", "slot"]
+Adapters = Literal["merge", "keep"]
 
 DIT_STEPS, SOLVER_STEPS, SEED, NOISE_SLOTS = 8, 16, 1140, 64
 """What published servers use: network evaluations of a plan, steps of the solver, seed of the
@@ -200,7 +200,7 @@ class WeightOptions:
     base: str | Path | tuple[str | Path, ...] | None = None
     """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
 
-    adapters: "Adapters" = "merge"
+    adapters: Adapters = "merge"
     """Whether LoRA matrices are merged into the weights."""
 
     memory: int | None = None

@@ -19,7 +19,6 @@ from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import EncodedSample, Pipeline
 from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.base import RECENT, Footprint, Leftover, Plan, frame_offsets, reads_next
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
@@ -206,9 +205,6 @@ class Ticket:
 
 _MEMORY = Path("/proc/meminfo")
 
-_PROMPTS = 2
-"""Cached rows per session: with and without guidance."""
-
 
 def footprint(episode: SessionState, device: torch.device) -> Footprint:
     """Return the bytes that ``episode`` holds and that are free on ``device``.
@@ -223,14 +219,6 @@ def footprint(episode: SessionState, device: torch.device) -> Footprint:
         free = _available()
     taken = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(episode))
     return Footprint(session=taken, free=free)
-
-
-def session_bytes(config: NetworkConfig, itemsize: int) -> int:
-    """Return the bytes of keys and values of one session's history, ``itemsize`` a number."""
-    dit = config.dit
-    frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
-    tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
-    return itemsize * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim
 
 
 def _tensors(episode: SessionState) -> Iterator[Tensor]:

@@ -9,14 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
-from dzrobot.modality.window import Observation
-from dzrobot.policies.base import RECENT, PlanningPolicy
+from dzrobot.policies.base import PlanningPolicy, walk_window
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""
@@ -186,9 +181,6 @@ _SHARE = 0.8
 
 _SESSION = "warm-up"
 
-_POSITIONS = 8
-"""Most positions of a window that are tried; published ones have five or fewer."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SessionCapacity:
@@ -237,35 +229,3 @@ def warm_up(policy: PlanningPolicy, *, max_sessions: int | None, max_batch: int)
         session_bytes=measured.session,
         free_bytes=measured.free,
     )
-
-
-def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Plan once at every position of the memory's window; yield (latent frame it begins at, plan).
-
-    Positions differ in shape. A full window starts over; without memory there is one position. The
-    observations are black.
-
-    Args:
-        policy: What plans; the session is left open.
-        session: Which session is used; it is reset first.
-    """
-    policy.reset(session)
-    yield 0, policy.infer_batch([blank(policy.embodiment, None)], [session])[0]
-    if policy.history == "off":
-        return
-    later, position = blank(policy.embodiment, RECENT), -1
-    for _ in range(_POSITIONS):
-        if policy.stage(session) <= position:
-            return
-        position = policy.stage(session)
-        yield position, policy.infer_batch([later], [session])[0]
-
-
-def blank(robot: Embodiment, frames: int | None) -> Observation:
-    """Return a black observation; with ``frames``, stacks of that many images."""
-    stack = () if frames is None else (frames,)
-    views: dict[str, Any] = {
-        view.key: np.zeros((*stack, *view.resolution, 3), np.uint8) for view in robot.views
-    }
-    parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
-    return {**views, **parts, robot.language: "warm up"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
+from dzrobot.policies.base import walk_window
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.policies.serving.sessions import walk_window
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
     Evaluation,

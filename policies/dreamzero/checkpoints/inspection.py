@@ -19,9 +19,8 @@ from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters, trained
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, PREFIXES
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, Passport
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, session_bytes
 from dzrobot.policies.dreamzero.offload import offload_plans
-from dzrobot.policies.dreamzero.session_state import session_bytes
 
 _VARIANTS = {"i2v": "14B-style (i2v)", "ti2v": "5B-style (ti2v)"}
 _BF16 = 2

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +36,12 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import Offloader, is_offloaded, plan_offload
+from dzrobot.policies.dreamzero.options import Adapters
 from dzrobot.policies.dreamzero.quantize import Quantization, check_quantization, quantize_block
 
 _LOG = logging.getLogger(__name__)
 
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-Adapters = Literal["merge", "keep"]
 
 SetWeight = Callable[[Tensor], object]
 """Takes a tensor as the files hold it, on the host."""

@@ -568,3 +568,15 @@ def _written_components(config: NetworkConfig) -> dict[str, Any]:
         }
         for kind, (name, entries) in sections.items()
     }
+
+
+_PROMPTS = 2
+"""Cached rows per session: with and without guidance."""
+
+
+def session_bytes(config: NetworkConfig, itemsize: int) -> int:
+    """Return the bytes of keys and values of one session's history, ``itemsize`` a number."""
+    dit = config.dit
+    frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
+    tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
+    return itemsize * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim

@@ -23,7 +23,7 @@ from serving_peers import (
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from conftest import skip_or_fail
-from dzrobot.policies.serving.sessions import blank
+from dzrobot.policies.base import blank
 
 VLLM = "/v1/realtime/robot/openpi"
 

@@ -20,9 +20,9 @@ from serving_peers import MINI, Remembering, serving
 
 from dzrobot.cli import main
 from dzrobot.errors import ServerError
+from dzrobot.policies.base import blank
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.remote_policy import RemotePolicy
-from dzrobot.policies.serving.sessions import blank
 
 HERE = Path(__file__).parent
 QUICK = ConnectOptions(connect_s=60, first_s=60, later_s=60)
