@@ -25,6 +25,10 @@ EpisodeChoice = Literal["successes", "all", "interventions"]
 EPISODE_CHOICES: tuple[EpisodeChoice, ...] = get_args(EpisodeChoice)
 
 
+GradientAccumulation = Literal["auto", "replicas"] | bool
+"""See :attr:`ParallelConfig.enable_gradient_accumulation`."""
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str | Path | dict) else value
 
@@ -359,6 +363,18 @@ class ParallelConfig(FrozenConfig):
 
     reshard_after_forward: bool = True
     """Free gathered weights between forward and backward."""
+
+    reshard_after_backward: bool = True
+    """Free gathered weights between the micro-batches of a step, too. False: fewer collectives, for
+    the memory of all weights in ``param_dtype``."""
+
+    enable_gradient_accumulation: GradientAccumulation = "auto"
+    """When the gradients of a step's micro-batches are summed over processes. ``true``: with the
+    last one, until when every device holds whole gradients; ``false``: with each; ``replicas``:
+    within a copy of the weights with each, over the copies (``hsdp``, ``ddp``) with the last, which
+    needs no more memory; ``auto``: the first of ``true``, ``replicas``, ``false`` that the device's
+    memory is planned to hold, and ``false`` with ``reduce_dtype: bf16``, in which sums of many
+    micro-batches would be rounded. The choice changes the order of sums, hence last bits."""
 
     cpu_offload: bool = False
     """Keep master weights, gradients and optimizer state in host memory."""

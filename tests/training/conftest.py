@@ -112,7 +112,9 @@ def launches(train_root, train_environment, tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair(launches):
     """Return the launches after what two processes do in the short forms."""
-    launches.run(2, "equal_gradients", "straight", "first_half", "second_half", "damaged")
+    launches.run(
+        2, "equal_gradients", "straight", "first_half", "second_half", "damaged", "collectives"
+    )
     return launches
 
 

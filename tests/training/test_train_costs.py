@@ -31,7 +31,13 @@ from dzrobot.training.cost.memory import (
     count_parameters,
     plan_memory,
 )
-from dzrobot.training.cost.plan import RunPlan, check_fits, fill_memory, plan_run
+from dzrobot.training.cost.plan import (
+    RunPlan,
+    check_fits,
+    fill_memory,
+    most_accumulation,
+    plan_run,
+)
 from dzrobot.training.run import parallel
 from dzrobot.training.run.build import build
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
@@ -189,6 +195,64 @@ def test_states_shrink_with_devices(counts):
         assert first == pytest.approx(8 * second)
     # Weights, gradients and two moments; beside them what a block needs, and no second copy.
     assert 16 * counts.trained < one.peak < 20 * counts.trained + 24 * GIB
+
+
+def accumulating(devices=8, parts=4, **parallel):
+    return dataclasses.replace(big(devices), parts=parts, parallel=ParallelConfig(**parallel))
+
+
+def planned(setup, counts, **parallel):
+    changed = setup.parallel.model_copy(update=parallel)
+    return plan_memory(dataclasses.replace(setup, parallel=changed), counts).peak
+
+
+def test_gradients_are_put_off_where_memory_allows(counts):
+    """Whole gradients if they fit; over copies of the weights always, as it takes no memory."""
+    spread = {"fsdp": {}, "hsdp": {"strategy": "hsdp", "shard_size": 4}, "ddp": {"strategy": "ddp"}}
+    chosen = {}
+    for name, layout in spread.items():
+        setup = accumulating(**layout)
+        each, last = (
+            planned(setup, counts, enable_gradient_accumulation=way) for way in (False, True)
+        )
+        shards = {"fsdp": 8, "hsdp": 4, "ddp": 1}[name]
+        more = 4 * counts.trained * (1 - 1 / shards)
+        assert last - each == pytest.approx(1.03 * more)
+        chosen[name] = [most_accumulation(setup, limit) for limit in (0, last - 1, last)]
+        assert planned(setup, counts, enable_gradient_accumulation="replicas") == each
+    assert chosen == {
+        "fsdp": [False, False, True], "hsdp": ["replicas", "replicas", True],
+        "ddp": [True, True, True],
+    }  # fmt: skip
+
+
+def test_what_sums_would_round_or_nothing_accumulates_is_not_put_off():
+    plenty = 1e15
+    assert most_accumulation(accumulating(), plenty) is True
+    assert most_accumulation(accumulating(parts=1), plenty) is False
+    assert most_accumulation(accumulating(reduce_dtype="bf16"), plenty) is False
+
+
+def test_weights_kept_between_micro_batches_are_counted(counts):
+    each = 1.03 * 2 * counts.block * preset("14b").dit.num_layers
+    setup = accumulating()
+    peak = planned(setup, counts)
+    kept = planned(setup, counts, reshard_after_backward=False)
+    # Activations are no longer there when all weights are.
+    assert 0.5 * each < kept - peak < each
+    once = dataclasses.replace(setup, parts=1)
+    assert planned(once, counts, reshard_after_backward=False) == planned(once, counts)
+    whole = planned(setup, counts, reshard_after_forward=False)
+    assert planned(
+        setup, counts, reshard_after_forward=False, reshard_after_backward=False
+    ) == whole  # fmt: skip
+
+
+def test_accumulation_that_does_not_fit_is_named(counts):
+    setup = accumulating(enable_gradient_accumulation=True)
+    plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
+    with pytest.raises(ConfigError, match="enable_gradient_accumulation=false"):
+        check_fits(plan, 80)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_ways_out(counts):

@@ -17,6 +17,9 @@ from dzrobot.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
 
+WEIGHTS_DIFFER = 1e-5
+"""Largest relative difference of what six steps change, between orders of sums."""
+
 MORE_LAYOUTS = ("w2-ddp", "w2-selective", "w2-mbs2", "w2-full", "w2-offload")
 
 
@@ -58,6 +61,35 @@ def test_recompute_changes_no_bit(pair, long_pair, mode):
 def test_hybrid_sharding_on_four_processes(launches, alone):
     launches.run(4, "equal_gradients")
     close(torch.load(launches.output / "w4-hsdp.pt"), alone, 1e-6)
+
+
+def test_micro_batches_before_the_last_reduce_nothing(pair):
+    """Three units (two blocks and the rest), four micro-batches."""
+    found = pair.result("collectives", 2)
+    counts = {
+        name: [way["counts"][kind] for kind in ("reduce_scatter_base", "allgather_base")]
+        for name, way in found.items()
+        if name in train_worker.PUT_OFF
+    }
+    assert counts == {"each": [12, 20], "last": [3, 20], "last, weights kept": [3, 11]}
+    each = found["each"]
+    for name in ("last", "last, weights kept"):
+        assert found[name]["losses"] == each["losses"], "weights have not moved yet"
+        assert found[name]["error"] <= 1e-6
+
+
+@pytest.mark.long
+def test_weights_hardly_depend_on_when_gradients_are_summed(launches):
+    """Six steps of twelve samples on four processes; only the order of sums differs."""
+    launches.run(4, "six_steps")
+    runs = launches.result("six_steps", 4)["runs"]
+    assert len({losses[0] for *_, losses, _, _ in runs}) == 1, "of the first step, to the bit"
+    for layout, put_off, losses, error, _ in runs:
+        assert len(losses) == 6
+        assert error <= WEIGHTS_DIFFER, (layout, put_off)
+    again = [digest for layout, put_off, *_, digest in runs if (layout, put_off) == ("fsdp", True)]
+    assert len(again) == 2
+    assert again[0] == again[1]
 
 
 @pytest.mark.long

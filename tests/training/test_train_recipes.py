@@ -128,6 +128,10 @@ WRONG = {
     "parallel.shard_size": (
         {"parallel__shard_size": 2}, ("2 does not divide 1 processes",),
     ),
+    "parallel.enable_gradient_accumulation": (
+        {"parallel__enable_gradient_accumulation": "replicas"},
+        ("'replicas' on strategy 'fsdp'", "choose auto, true or false"),
+    ),
     "parallel.kept_blocks": (
         {"parallel__kept_blocks": 1}, ("activation_checkpointing is 'none'",),
     ),

@@ -75,6 +75,30 @@ def one_by_one_as_a_batch(train_root, solo, changes):
     return one
 
 
+@pytest.mark.parametrize(
+    ("norm", "order"),
+    [("padded", "read computed read computed"), ("masked", "read read computed computed")],
+)
+def test_a_micro_batch_is_read_when_it_is_needed(train_root, solo, norm, order):
+    """The masked norm has to know all micro-batches first."""
+    changes = {"model__action_loss_norm": norm, "runner__micro_batch_size": 2}
+    run, events = train_worker.trainer(solo, train_root, **changes), []
+    prepare, batches = run.prepare, run.batches(8)
+
+    def read():
+        for batch in batches:
+            events.append("read")
+            yield batch
+
+    def prepared(batch):
+        events.append("computed")
+        return prepare(batch)
+
+    run.prepare = prepared
+    run.train_step(read())
+    assert " ".join(events) == order
+
+
 @pytest.mark.parametrize("norm", ["padded", "masked"])
 def test_samples_without_actions_are_counted_over_the_whole_step(train_root, solo, norm):
     """Uneven micro-batches: what they add up to is the loss of the whole batch."""

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 train_worker.py WORLD OUTPUT SCENARIO [SCENARIO ...]
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import train_worlds
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dzrobot.training.run import evaluation
 from dzrobot.training.run.build import build
@@ -33,12 +35,7 @@ def trainer(world, root, **changes):
 
 def gradients(run, steps=1):
     """Return loss and every whole gradient of the first step, nothing updated."""
-    batches = run.batches(steps)
-    parts = [next(batches) for _ in range(run._count)]
-    counts = run._counts(parts)
-    losses = torch.zeros(2)
-    for batch in parts:
-        losses += run.forward_backward(run.prepare(batch), batch, counts)
+    losses, _ = run.accumulate(run.batches(steps))
     dist.all_reduce(losses)
     found = {}
     for name, parameter in run.components.optimizer.named.items():
@@ -85,6 +82,77 @@ def more_gradients(world, root, output):
     ):
         save_gradients(world, output, f"{size}-{name}", trainer(world, root, **changes))
     return {}
+
+
+PUT_OFF = {
+    "each": {"parallel__enable_gradient_accumulation": False},
+    "last": {"parallel__enable_gradient_accumulation": True},
+    "last, weights kept": {
+        "parallel__enable_gradient_accumulation": True, "parallel__reshard_after_backward": False,
+    },
+}  # fmt: skip
+"""Ways to accumulate the gradients of a step."""
+
+
+def collectives(world, root, output):
+    """What a step of four micro-batches communicates, and its loss and gradients."""
+    found, first = {}, None
+    for name, changes in PUT_OFF.items():
+        run = trainer(world, root, runner__global_batch_size=4 * world.size, **changes)
+        with Collectives() as seen:
+            losses, _ = run.accumulate(run.batches(1))
+        gradient = torch.cat([whole(p.grad).flatten() for p in parameters(run)])
+        first = gradient if first is None else first
+        error = ((gradient - first).norm() / first.norm()).item()
+        found[name] = {"counts": seen.counts, "losses": losses.tolist(), "error": error}
+    return found
+
+
+def parameters(run):
+    return run.components.optimizer.named.values()
+
+
+def six_steps(world, root, output):
+    """Six steps of twelve samples each, however gradients are summed; weights beside the first."""
+    hybrid = {"parallel__strategy": "hsdp", "parallel__shard_size": 2}
+    layouts = {"fsdp": {}, "hsdp": hybrid, "ddp": {"parallel__strategy": "ddp"}}
+    found, start, first = [], None, None
+    for layout, put_off in (
+        ("fsdp", False), ("fsdp", True), ("fsdp", True), ("hsdp", False), ("hsdp", "replicas"),
+        ("hsdp", True), ("ddp", False), ("ddp", True),
+    ):  # fmt: skip
+        run = trainer(
+            world, root, runner__global_batch_size=12, **layouts[layout],
+            parallel__enable_gradient_accumulation=put_off,
+        )  # fmt: skip
+        start = flat(run) if start is None else start
+        batches, losses = run.batches(6), []
+        for _ in range(6):
+            run.train_step(batches)
+            run.step += 1
+            losses.append(run.components.metrics.record(run.step).loss)
+        weights = flat(run)
+        first = weights if first is None else first
+        error = ((weights - first).norm() / (first - start).norm()).item()
+        found.append([layout, put_off, losses, error, digest(run)])
+    return {"runs": found}
+
+
+def flat(run):
+    return torch.cat([whole(parameter).flatten() for parameter in parameters(run)])
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what torch asks of a process group, by torch's names."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.counts[func.name().removeprefix("c10d::").strip("_")] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def clipping(world, root, output):
@@ -398,7 +466,7 @@ def late(world, root, output):
 SCENARIOS = {
     function.__name__: function
     for function in (
-        equal_gradients, more_gradients, clipping, precision, poisoned, gives_up, straight,
+        equal_gradients, more_gradients, collectives, six_steps, clipping, precision, poisoned, gives_up, straight,
         first_half, second_half, three, eight_bit, eight_bit_again, adapters, averaged,
         killed, evaluated, damaged, rolled_out, late,
     )

@@ -83,6 +83,9 @@ class Setup:
     averaged: bool
     """Whether a moving average of the weights is kept."""
 
+    parts: int = 1
+    """Micro-batches that a device accumulates per step."""
+
     eight_bit: bool = False
     """Whether the optimizer's moments are kept in eight bits."""
 
@@ -174,10 +177,17 @@ def _numel(module: nn.Module) -> int:
 def plan_memory(setup: Setup, counts: Counts) -> MemoryPlan:
     """Return what one device holds at the worst moment of a step, item by item."""
     items = [*_states(setup, counts), *_gathered(setup, counts), *_encoders(setup, counts)]
-    backward, reading = activation_bytes(setup), _reading_bytes(setup)
     # Encoders run before the transformer keeps anything: the two never add up.
-    name = "activations" if backward >= reading else "images in the encoders"
-    return MemoryPlan((*items, Item(name, max(backward, reading)), Item("workspace", _WORKSPACE)))
+    moments = {
+        "activations": activation_bytes(setup),
+        "images in the encoders": _reading_bytes(setup),
+    }
+    if kept := _kept_gathered(setup, counts):
+        # Backward, blocks keep their weights as they lose their activations.
+        beside = max(_reading_bytes(setup), block_activations(setup))
+        moments["all weights, and images or one block"] = kept + beside
+    name = max(moments, key=lambda moment: moments[moment])
+    return MemoryPlan((*items, Item(name, moments[name]), Item("workspace", _WORKSPACE)))
 
 
 def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
@@ -185,7 +195,7 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
     width = compute_bytes(setup)
     host = setup.parallel.cpu_offload
     yield Item("master weights, float32", 4 * counts.trained / shards, host)
-    yield Item("gradients, float32", 4 * counts.trained / shards, host)
+    yield from _gradients(setup, counts)
     if setup.eight_bit:
         yield Item("Adam moments, 8 bits", counts.eight_bit_bytes / shards, host)
     else:
@@ -205,6 +215,18 @@ def _states(setup: Setup, counts: Counts) -> Iterator[Item]:
         yield Item("one layer of these as it is used", _UNPACKED_BYTES * counts.adapted_largest)
 
 
+def _gradients(setup: Setup, counts: Counts) -> Iterator[Item]:
+    host, sharded = setup.parallel.cpu_offload, 4 * counts.trained / shards_of(setup)
+    if setup.parts == 1 or setup.parallel.enable_gradient_accumulation is not True:
+        yield Item("gradients, float32", sharded, host)
+        return
+    whole = reduced_bytes(setup) * counts.trained
+    # The last backward pass frees them block by block, as it makes their shards.
+    yield Item("whole gradients", whole if host else max(whole, sharded))
+    if host:
+        yield Item("gradients, float32", sharded, host)
+
+
 def _four_bit(setup: Setup, counts: Counts) -> int:
     return counts.adapted if setup.model.lora_base == "nf4" else 0
 
@@ -218,9 +240,23 @@ def _gathered(setup: Setup, counts: Counts) -> Iterator[Item]:
     else:
         held = counts.root + block * layers
     yield Item("gathered weights", width * held)
-    reduced = 4 if parallel.reduce_dtype == "fp32" else 2
+    reduced = reduced_bytes(setup)
     share = counts.trained / (counts.trained + counts.frozen)
     yield Item("gradients of two blocks in flight", share * counts.block * (2 * width + reduced))
+
+
+def _kept_gathered(setup: Setup, counts: Counts) -> float:
+    """Return the bytes of the blocks that stay gathered from one micro-batch to the next."""
+    parallel, layers = setup.parallel, setup.network.dit.num_layers
+    if setup.parts == 1 or parallel.reshard_after_backward or not parallel.reshard_after_forward:
+        return 0.0
+    four_bit = _four_bit(setup, counts) / layers
+    return compute_bytes(setup) * (counts.block - four_bit) * layers
+
+
+def reduced_bytes(setup: Setup) -> int:
+    """Return the bytes of one number of the gradients that are summed over processes."""
+    return 4 if setup.parallel.reduce_dtype == "fp32" else 2
 
 
 def _encoders(setup: Setup, counts: Counts) -> Iterator[Item]:
@@ -251,7 +287,7 @@ def activation_bytes(setup: Setup) -> float:
     network, parallel = setup.network, setup.parallel
     shape = sample_shape(network.dit, network.head.num_frames, network.vae.temporal_stride)
     tokens, width = executed_tokens(setup, shape), compute_bytes(setup) * setup.micro_batch
-    whole = kept_widths(setup) * tokens * width
+    whole = block_activations(setup)
     layers = network.dit.num_layers
     match parallel.activation_checkpointing:
         case "none":
@@ -263,6 +299,14 @@ def activation_bytes(setup: Setup) -> float:
             kept = network.dit.dim * tokens * width
     inside = min(parallel.kept_blocks, layers)
     return kept * (layers - inside) + whole * max(inside, 1)
+
+
+def block_activations(setup: Setup) -> float:
+    """Return what one block keeps when it recomputes nothing, in bytes."""
+    network = setup.network
+    shape = sample_shape(network.dit, network.head.num_frames, network.vae.temporal_stride)
+    numbers = kept_widths(setup) * executed_tokens(setup, shape)
+    return numbers * compute_bytes(setup) * setup.micro_batch
 
 
 def executed_tokens(setup: Setup, shape: SampleShape) -> int:

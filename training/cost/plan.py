@@ -14,9 +14,15 @@ from dzrobot.training.cost.memory import (
     Setup,
     count_parameters,
     plan_memory,
+    shards_of,
 )
 from dzrobot.training.recipes.architecture import run_network, source_plans
-from dzrobot.training.sft_config import ModelConfig, ParallelConfig, SFTConfig
+from dzrobot.training.sft_config import (
+    GradientAccumulation,
+    ModelConfig,
+    ParallelConfig,
+    SFTConfig,
+)
 
 ASSUMED_UTILIZATION = 0.4
 """Share of the peak that executed operations are assumed to reach."""
@@ -72,6 +78,7 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
         network=run_network(base, config.model, longest), model=config.model,
         parallel=config.parallel, image_size=longest.image_size,
         micro_batch=config.runner.micro_batch_size, devices=devices,
+        parts=config.accumulation(devices),
         averaged=config.optim.ema_decay is not None, eight_bit=config.optim.moments == "8bit",
         teacher_steps=config.distill.teacher_steps,
     )  # fmt: skip
@@ -97,6 +104,42 @@ def fill_memory(
     return config.model_copy(update={"parallel": parallel})
 
 
+def choose_accumulation(
+    config: SFTConfig, base: NetworkConfig, devices: int, device_bytes: float
+) -> SFTConfig:
+    """Return ``config`` with ``enable_gradient_accumulation`` chosen, where it says ``auto``.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+        device_bytes: Memory of one device; 0 where it is not planned, so that only what needs no
+            more memory is chosen.
+    """
+    if config.parallel.enable_gradient_accumulation != "auto":
+        return config
+    setup, _ = run_setup(config, base, devices)
+    choice = most_accumulation(setup, device_bytes)
+    return config.model_copy(update={"parallel": _accumulating(setup.parallel, choice)})
+
+
+def most_accumulation(setup: Setup, device_bytes: float) -> GradientAccumulation:
+    """Return what ``enable_gradient_accumulation: auto`` stands for on devices of that memory."""
+    if setup.parts == 1 or setup.parallel.reduce_dtype == "bf16":
+        return False
+    without, whole = (
+        _plan(replace(setup, parallel=_accumulating(setup.parallel, choice))).peak
+        for choice in (False, True)
+    )
+    if whole <= max(without, device_bytes):
+        return True
+    return "replicas" if shards_of(setup) < setup.devices else False
+
+
+def _accumulating(parallel: ParallelConfig, choice: GradientAccumulation) -> ParallelConfig:
+    return parallel.model_copy(update={"enable_gradient_accumulation": choice})
+
+
 def most_kept_blocks(setup: Setup, device_bytes: float) -> int:
     """Return how many blocks can keep their activations in the memory of a device; 0: none can."""
     counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
@@ -105,6 +148,17 @@ def most_kept_blocks(setup: Setup, device_bytes: float) -> int:
         if plan_memory(replace(setup, parallel=parallel), counts).peak <= device_bytes:
             return blocks
     return 0
+
+
+def describe_accumulation(parts: int, choice: GradientAccumulation) -> str:
+    """Return when the gradients of ``parts`` micro-batches are summed over processes, as text."""
+    if parts == 1:
+        return "1 micro-batch a step"
+    when = {
+        True: "with the last", False: "with each",
+        "replicas": "with each within a copy, with the last over copies",
+    }  # fmt: skip
+    return f"{parts} micro-batches a step, gradients summed over processes {when[choice]}"
 
 
 def describe_plan(plan: RunPlan) -> str:
@@ -117,7 +171,8 @@ def describe_plan(plan: RunPlan) -> str:
         + (" (prompt encoder freed after start)" if setup.model.cache_prompts else ""),
         f"one device of {setup.devices}, {setup.parallel.strategy}, micro-batch "
         f"{setup.micro_batch}, activation checkpointing {setup.parallel.activation_checkpointing}"
-        + (f" but for {kept} blocks:" if (kept := setup.parallel.kept_blocks) else ":"),
+        + (f" but for {kept} blocks" if (kept := setup.parallel.kept_blocks) else ""),
+        f"{describe_accumulation(setup.parts, setup.parallel.enable_gradient_accumulation)}:",
     ]
     for item in memory.items:
         where = "  (host memory)" if item.on_host else ""
@@ -151,9 +206,11 @@ def check_fits(plan: RunPlan, memory_gib: float) -> None:
 def _ways_out(setup: Setup, memory_gib: float) -> Iterator[str]:
     frugal = replace(setup, parallel=_frugal(setup.parallel))
     if size := _largest_batch(frugal, memory_gib):
+        asked = setup.parallel.enable_gradient_accumulation is True and setup.parts > 1
         yield (
             f"on {setup.devices} devices: runner.micro_batch_size={size} "
             f"parallel.activation_checkpointing=full parallel.strategy={frugal.parallel.strategy}"
+            + (" parallel.enable_gradient_accumulation=false" if asked else "")
         )
     least = replace(frugal, micro_batch=1)
     for devices in _DEVICE_COUNTS:
@@ -185,7 +242,8 @@ def _frugal(parallel: ParallelConfig) -> ParallelConfig:
     strategy = parallel.strategy if parallel.strategy == "hsdp" else "fsdp"
     changes = {
         "activation_checkpointing": "full", "kept_blocks": 0, "fill_memory": False,
-        "strategy": strategy, "reshard_after_forward": True,
+        "strategy": strategy, "reshard_after_forward": True, "reshard_after_backward": True,
+        "enable_gradient_accumulation": False,
     }  # fmt: skip
     return parallel.model_copy(update=changes)
 

@@ -152,6 +152,14 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         yield Problem(
             "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
         )
+    if parallel.enable_gradient_accumulation == "replicas" and parallel.strategy not in (
+        "hsdp", "ddp",
+    ):  # fmt: skip
+        yield Problem(
+            "parallel.enable_gradient_accumulation",
+            f"'replicas' on strategy {parallel.strategy!r}, which has one copy of the weights; "
+            "choose auto, true or false, or strategy hsdp",
+        )
     for name in ("kept_blocks", "fill_memory"):
         if getattr(parallel, name) and parallel.activation_checkpointing == "none":
             yield Problem(

@@ -29,6 +29,7 @@ RENAMED: Mapping[str, str] = {
     "actor.micro_batch_size": "runner.micro_batch_size",
     "actor.global_batch_size": "runner.global_batch_size",
     "actor.seed": "runner.seed",
+    "actor.enable_gradient_accumulation": "parallel.enable_gradient_accumulation",
     "train_backend": "parallel.strategy",
     "parallel.train_backend": "parallel.strategy",
     "parallel.sharding_strategy": "parallel.strategy",

@@ -55,7 +55,7 @@ from dzrobot.policies.dreamzero.quantize import set_nf4
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
-from dzrobot.training.cost.plan import fill_memory
+from dzrobot.training.cost.plan import choose_accumulation, fill_memory
 from dzrobot.training.data import (
     EpisodeSelection,
     ReaderOptions,
@@ -134,6 +134,9 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
     initial = open_initial_weights(config.model, config.runner.seed)
     if config.parallel.fill_memory:
         config = fill_memory(config, initial.base, world.size, device_memory(world.device))
+    # A processor's memory is not planned.
+    limit = 0.0 if world.device.type == "cpu" else device_memory(world.device)
+    config = choose_accumulation(config, initial.base, world.size, limit)
     network = network_config(config, initial)
     datasets = open_datasets(config, initial)
 

@@ -322,6 +322,20 @@ def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
         block.set_modules_to_backward_prefetch(blocks[max(i - ahead, 0) : i][::-1])
 
 
+def before_micro_batch(network: nn.Module, config: ParallelConfig, *, is_last: bool) -> None:
+    """Set which gradients the next backward pass sums over processes, and what it frees.
+
+    Args:
+        network: The sharded network.
+        config: Layout; see its ``enable_gradient_accumulation`` and ``reshard_after_backward``.
+        is_last: Whether it is the last one of the step.
+    """
+    assert isinstance(network, FSDPModule), "laid out by parallelize()"
+    network.set_requires_gradient_sync(is_last or config.enable_gradient_accumulation is not True)
+    network.set_requires_all_reduce(is_last or config.enable_gradient_accumulation is False)
+    network.set_reshard_after_backward(is_last or config.reshard_after_backward)
+
+
 def shard_frozen(encoder: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
     """Shard a frozen encoder as a root of its own; it must be called through ``encoder`` only."""
     for block in blocks:

@@ -17,6 +17,7 @@ from rich.progress import (
 from torch import nn
 
 from dzrobot.progress import TimeLeft
+from dzrobot.training.cost.plan import describe_accumulation
 from dzrobot.training.data import CollatedBatch
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.loggers import (
@@ -141,7 +142,7 @@ def _short(record: LogRecord) -> str:
 def describe(components: TrainingComponents, step: int) -> str:
     """Return the data, the parallel plan, the shard table and the size of the run, as text."""
     config, world = components.config, components.world
-    parallel, runner = config.parallel, config.runner
+    parallel, runner, parts = config.parallel, config.runner, config.accumulation(world.size)
     trained = sum(parameter.numel() for parameter in components.optimizer.named.values())
     lines = [
         components.datasets.train.report(),
@@ -150,8 +151,8 @@ def describe(components: TrainingComponents, step: int) -> str:
         f"{parallel.activation_checkpointing}, compile {parallel.compile}, offload "
         f"{parallel.cpu_offload}",
         f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} "
-        f"processes x {config.accumulation(world.size)} accumulated; steps {step} to "
-        f"{runner.max_steps}",
+        f"processes x {parts} accumulated; steps {step} to {runner.max_steps}",
+        describe_accumulation(parts, parallel.enable_gradient_accumulation),
         f"trained parameters {trained:,}",
         *_shard_lines(components.model.model),
     ]

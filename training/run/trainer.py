@@ -8,10 +8,9 @@ read the device.
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -47,7 +46,7 @@ from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollout
 from dzrobot.training.run.export import PartialExport, export
 from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
 from dzrobot.training.run.optimizer import StepOutcome
-from dzrobot.training.run.parallel import reading_outputs
+from dzrobot.training.run.parallel import before_micro_batch, reading_outputs
 from dzrobot.training.run.run_log import RunLog, describe, describe_batch
 
 _log = logging.getLogger(__name__)
@@ -176,23 +175,44 @@ class Trainer:
 
     def train_step(self, batches: Iterator[CollatedBatch]) -> StepOutcome:
         """Do one optimizer step: all its micro-batches, then clip and update, or skip."""
-        config, metrics = self.components.config, self.components.metrics
-        with metrics.waiting():
-            parts = list(islice(batches, self._count))
-        counts = self._counts(parts)
-        losses = torch.zeros(2, device=self.components.world.device)
-        if not self._shown and self.components.world.is_main:
-            _log.info("%s", describe_batch(parts[0]))
-            self._shown = True
-        for batch in parts:
-            losses += self.forward_backward(self.prepare(batch), batch, counts)
-            metrics.unreadable(batch["skipped"])
+        losses, ids = self.accumulate(batches)
         outcome = self.components.optimizer.step()
-        ids = [number for batch in parts for number in batch["sample_id"].tolist()]
-        metrics.add(losses, outcome, config.runner.global_batch_size, ids)
+        samples = self.components.config.runner.global_batch_size
+        self.components.metrics.add(losses, outcome, samples, ids)
         return outcome
 
-    def _counts(self, parts: list[CollatedBatch]) -> LossCounts:
+    def accumulate(self, batches: Iterator[CollatedBatch]) -> tuple[Tensor, list[int]]:
+        """Add up the gradients of a step's micro-batches.
+
+        Returns:
+            This process's share of the (dynamics, action) loss, and the ids of its samples.
+        """
+        components, ids = self.components, list[int]()
+        parts: Iterable[CollatedBatch] = self._parts(batches)
+        if self._loss_options.action_loss_norm == "masked":
+            # The divisor is known once all of them have been read.
+            parts = list(parts)
+        counts = self._counts(parts)
+        losses = torch.zeros(2, device=components.world.device)
+        for number, batch in enumerate(parts, start=1):
+            is_last = number == self._count
+            before_micro_batch(components.model.model, components.config.parallel, is_last=is_last)
+            losses += self.forward_backward(self.prepare(batch), batch, counts)
+            components.metrics.unreadable(batch["skipped"])
+            ids += batch["sample_id"].tolist()
+        return losses, ids
+
+    def _parts(self, batches: Iterator[CollatedBatch]) -> Iterator[CollatedBatch]:
+        """Yield the micro-batches of a step as they are needed: readers go on meanwhile."""
+        for _ in range(self._count):
+            with self.components.metrics.waiting():
+                batch = next(batches)
+            if not self._shown and self.components.world.is_main:
+                _log.info("%s", describe_batch(batch))
+                self._shown = True
+            yield batch
+
+    def _counts(self, parts: Iterable[CollatedBatch]) -> LossCounts:
         """Return the divisors of the losses: over the whole step, not over a micro-batch."""
         samples = float(self.components.config.runner.global_batch_size)
         if self._loss_options.action_loss_norm == "padded":
