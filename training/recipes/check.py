@@ -22,7 +22,7 @@ from dzrobot.training.recipes.check_inputs import (
     source_faults,
     weight_faults,
 )
-from dzrobot.training.sft_config import RunnerConfig, SFTConfig, uneven_batch
+from dzrobot.training.sft_config import ParallelConfig, RunnerConfig, SFTConfig, uneven_batch
 
 
 def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
@@ -31,6 +31,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_batch(config, world_size),
         *_schedule(config),
         *_layout(config, world_size),
+        *_copies(config.parallel),
         *weight_faults(config.model),
         *adapter_faults(config.model),
         *_evaluation(config),
@@ -152,14 +153,6 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         yield Problem(
             "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
         )
-    if parallel.enable_gradient_accumulation == "replicas" and parallel.strategy not in (
-        "hsdp", "ddp",
-    ):  # fmt: skip
-        yield Problem(
-            "parallel.enable_gradient_accumulation",
-            f"'replicas' on strategy {parallel.strategy!r}, which has one copy of the weights; "
-            "choose auto, true or false, or strategy hsdp",
-        )
     for name in ("kept_blocks", "fill_memory"):
         if getattr(parallel, name) and parallel.activation_checkpointing == "none":
             yield Problem(
@@ -184,6 +177,16 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         )
     if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
         yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
+
+
+def _copies(parallel: ParallelConfig) -> Iterator[Problem]:
+    puts_off = parallel.enable_gradient_accumulation == "replicas"
+    if puts_off and parallel.strategy not in ("hsdp", "ddp"):
+        yield Problem(
+            "parallel.enable_gradient_accumulation",
+            f"'replicas' on strategy {parallel.strategy!r}, which has one copy of the weights; "
+            "choose auto, true or false, or strategy hsdp",
+        )
 
 
 def _evaluation(config: SFTConfig) -> Iterator[Problem]:
