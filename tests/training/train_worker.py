@@ -467,8 +467,8 @@ SCENARIOS = {
     function.__name__: function
     for function in (
         equal_gradients, more_gradients, collectives, six_steps, clipping, precision, poisoned,
-        gives_up, straight, first_half, second_half, three, eight_bit, eight_bit_again, adapters, averaged,
-        killed, evaluated, damaged, rolled_out, late,
+        gives_up, straight, first_half, second_half, three, eight_bit, eight_bit_again, adapters,
+        averaged, killed, evaluated, damaged, rolled_out, late,
     )
 }  # fmt: skip
 
