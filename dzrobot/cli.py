@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -85,28 +84,6 @@ STOPPED = 3
 """Exit code of a run that ended because the arm was stopped."""
 
 
-def _commit() -> str:
-    """Return the commit of a checkout, or of the repository that pip installed from; or nothing.
-
-    A wheel of a release has none: its version is its tag.
-    """
-    # Not at the top: every command imports this module.
-    import json
-    import subprocess
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    root = Path(__file__).resolve().parents[1]
-    if (root / ".git").exists():
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-            return f" (commit {found.stdout.strip()})"
-    with contextlib.suppress(PackageNotFoundError, ValueError, KeyError):
-        origin = distribution("dzrobot").read_text("direct_url.json") or "{}"
-        return f" (commit {json.loads(origin)['vcs_info']['commit_id'][:12]})"
-    return ""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -116,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_overview())
         return 0
     if arguments[0] in ("-V", "--version"):
-        print(f"dzrobot {__version__}{_commit()}")
+        # Not at the top: every command imports this module.
+        from dzrobot.provenance import package_code
+
+        print(f"dzrobot {package_code().text}")
         return 0
     known = available()
     name, *rest = arguments

@@ -208,6 +208,7 @@ def _plain(comparison: Comparison) -> dict[str, object]:
     return {
         "first": comparison.first.name,
         "second": comparison.second.name,
+        "code": comparison.code,
         "pairs": total.episodes,
         "both": total.both,
         "first_only": list(comparison.first_only),

@@ -5,6 +5,7 @@ import argparse
 from rich.console import Console
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.evaluation import add_other_code
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.evaluate import merge
 from dzrobot.rollout.evaluation.report import print_conclusion, title
@@ -18,10 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "parts", type=flags.path, nargs="+", help="folders of `dzrobot eval --shard I/N`"
     )
+    add_other_code(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Merge, print the table, and return 0 if every episode of the evaluation has a result."""
-    summary = merge(arguments.output, arguments.parts)
+    summary = merge(arguments.output, arguments.parts, allow_other_code=arguments.allow_other_code)
     console = Console(width=None if Console().is_terminal else 110, highlight=False)
     return print_conclusion(console, summary, arguments.output, title(read_card(arguments.output)))

@@ -13,7 +13,8 @@ from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, 
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
 from dzrobot.process import terminable
-from dzrobot.rollout.environment import check_arguments, facts_of, made_environment
+from dzrobot.provenance import CODE, code_with
+from dzrobot.rollout.environment import check_arguments, facts_of, made_environment, modules_of
 from dzrobot.rollout.episode import omitter
 from dzrobot.rollout.evaluation.card import library_versions
 
@@ -94,7 +95,12 @@ def make_hosted(
         env=made,
         omit=omitter(made),
         facts=Facts(**kept, hand=write_hand(facts.hand)),
-        about={"env": env, "arguments": given, "versions": library_versions([facts])},
+        about={
+            "env": env,
+            "arguments": given,
+            "versions": library_versions([facts]),
+            CODE: [code_with(modules_of(env)).plain()],
+        },
     )
 
 

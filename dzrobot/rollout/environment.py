@@ -389,6 +389,13 @@ def environment_spec(env: str) -> EnvSpec:
         raise _unknown(env) from error
 
 
+def modules_of(env: str) -> tuple[str, ...]:
+    """Return the names of the modules that register and make ``env``."""
+    entry = environment_spec(env).entry_point
+    maker = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+    return maker, env.rpartition(":")[0]
+
+
 def _creator(env: str) -> Callable[..., Any]:
     entry = environment_spec(env).entry_point
     if callable(entry):

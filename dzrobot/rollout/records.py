@@ -120,6 +120,10 @@ class Record:
     policy_error: str | None = None
     """What the policy did that ended the episode as a failure; earlier versions did not say it."""
 
+    code: str | None = None
+    """Which code of the card's list ran it, as `CodeIdentity.name`; earlier versions did not say.
+    """
+
     robot: Mapping[str, Fact | Mapping[str, Fact]] | None = None
     """Further facts from a robot's environment: aborts, recoveries, drivers, workcell."""
 
@@ -161,12 +165,14 @@ class Record:
         return None if self.success else self.failure_class or NOT_STATED
 
     def result(self) -> dict[str, Any]:
-        """Return what does not differ from run to run: all but times, video and the robot's own.
+        """Return what does not differ from run to run: all but times, video, code, the robot's own.
 
         Nor the failure class: an earlier version of the same environment did not say it.
         """
-        timed = ("policy_ms", "plan_ms", "env_ms", "wall_s", "video", "robot", "failure_class")
-        return {name: value for name, value in asdict(self).items() if name not in timed}
+        other = (
+            "policy_ms", "plan_ms", "env_ms", "wall_s", "video", "robot", "failure_class", "code",
+        )  # fmt: skip
+        return {name: value for name, value in asdict(self).items() if name not in other}
 
 
 class RecordFile:

@@ -31,6 +31,7 @@ from dzrobot.policies.base import (
     end_all,
 )
 from dzrobot.process import end_with_parent
+from dzrobot.provenance import check_unchanged
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
@@ -66,6 +67,9 @@ class RolloutSettings:
 
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
+
+    code: str
+    """Hash of the package's files; a process that finds others there runs nothing."""
 
     stop_at_success: bool = True
     privileged: str | None = None
@@ -227,6 +231,7 @@ def _work(
     runner = EpisodeRunner(settings, kept)
     # A simulator that has raised is in no known state: the process ends with its first exception.
     with ErrorCapture() as caught:
+        check_unchanged(settings.code)
         while True:
             try:
                 case = connection.recv()

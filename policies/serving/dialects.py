@@ -107,7 +107,6 @@ class Greeting(BaseModel):
 
     dzrobot: str
     """Version of the server."""
-
     embodiment: str
     action_horizon: int = Field(ge=1)
     execute: int = Field(ge=1)
@@ -115,7 +114,7 @@ class Greeting(BaseModel):
 
     history: Literal["off", "recent"]
     card: dict[str, Any]
-    """What the actions depend on."""
+    """What the actions depend on, and under :data:`dzrobot.provenance.CODE` by which code."""
 
     continues: dict[Method, int]
     """Most rows of a running plan that a new one can begin with, by method; a missing method is

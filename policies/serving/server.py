@@ -50,6 +50,7 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
+from dzrobot.provenance import CODE, code_with
 from dzrobot.websocket import PING_S, PONG_S
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class PolicyServer:
         self._robot = policy.embodiment
         self.options = options or ServeOptions()
         self.metrics = ServerMetrics()
-        self._card = dict(card or {})
+        self._card = {**(card or {}), CODE: [code_with([type(policy).__module__]).plain()]}
         self._recorder = recorder
         self._scheduler = Scheduler(
             policy, self.metrics,

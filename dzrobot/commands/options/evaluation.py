@@ -176,6 +176,7 @@ def add_execution(group: Any) -> None:
 def add_how(group: Any) -> None:
     """Declare what changes no result."""
     group.add_argument("--output", type=flags.path, help="results folder (default: below results/)")
+    add_other_code(group)
     group.add_argument(
         "--workers", type=flags.whole(0, 1024),
         help=f"simulators (default: {WORKERS}); an arm takes one process",
@@ -215,6 +216,14 @@ def add_how(group: Any) -> None:
     add_attention(group)
 
 
+def add_other_code(group: Any) -> None:
+    """Declare that results of other code may be gone on with."""
+    group.add_argument(
+        "--allow-other-code", action="store_true",
+        help="put results of different code into one table; the card then lists each code",
+    )  # fmt: skip
+
+
 def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
     """Return what the flags ask for.
 
@@ -238,6 +247,7 @@ def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
         batch_window_s=_batch_window(arguments),
         max_errors=arguments.max_errors,
         variables=drawing,
+        allow_other_code=arguments.allow_other_code,
     )
     return EvaluationRequest(
         suites=arguments.suite or (),

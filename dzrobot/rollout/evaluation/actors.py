@@ -22,7 +22,7 @@ from typing import Any
 from dzrobot import files
 from dzrobot.cluster import Cluster, Needs, own_error
 from dzrobot.errors import ProtocolError, printable
-from dzrobot.rollout.evaluation.card import refuse_unlike
+from dzrobot.rollout.evaluation.card import refuse_other_code, refuse_unlike
 from dzrobot.rollout.evaluation.evaluate import (
     Evaluation,
     PreparedEvaluation,
@@ -361,10 +361,9 @@ class ActorGroup:
         """
         if self._first is None:
             self._first = prepared
-        refuse_unlike(
-            self._first.card, prepared.card, "one actor", "in another",
-            "Install the same versions on all machines.",
-        )  # fmt: skip
+        both = (self._first.card, prepared.card, "one actor", "in another")
+        refuse_unlike(*both, "Install the same versions on all machines.")
+        refuse_other_code(*both, "Install the same code on all machines.")
         seat.is_ready = True
 
     def _finish(self) -> None:

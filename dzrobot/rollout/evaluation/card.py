@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -11,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dzrobot import __version__
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
+from dzrobot.provenance import CODE, CodeIdentity
 from dzrobot.registration import SUITES
 from dzrobot.rollout.environment import EnvironmentFacts, step_limit
 from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec
@@ -38,6 +39,16 @@ _VERSIONS = (
 )
 _SHOWN = 12
 
+OWN = "this program"
+"""Who ran the code that a card names itself, and not within what a server says."""
+
+_OTHER_CODE = (
+    "Use another --output, or the code that the evaluation was begun by; or give "
+    "--allow-other-code: the card then lists both, and tables say so."
+)
+
+_log = logging.getLogger(__name__)
+
 
 class AssetsOfSuite(BaseModel):
     """How many files of a suite are the official ones, and which are not."""
@@ -58,6 +69,7 @@ class Card(BaseModel):
     changes: list[str]
     suites: dict[str, dict[str, Any]]
     policy: dict[str, Any]
+    versions: dict[str, str] = {}
     assets: dict[str, AssetsOfSuite]
     episodes: Count
     cases_sha256: str
@@ -109,18 +121,43 @@ def build_card(
     return plain
 
 
-def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[EpisodeSpec]) -> None:
-    """Write ``card`` to ``folder``, or check that the one that is there is equal.
+def keep_card(
+    folder: Path,
+    card: Mapping[str, Any],
+    cases: Sequence[EpisodeSpec],
+    *,
+    allow_other_code: bool = False,
+) -> dict[str, Any]:
+    """Write ``card`` to ``folder``, or check that the one there is equal; return what is there.
 
     The caller holds the folder's lock: card and records are then of one run.
 
+    Args:
+        folder: The results folder.
+        card: Of the run that goes on there.
+        cases: Its episodes.
+        allow_other_code: Whether results of other code may be there: the card then lists both.
+
     Raises:
-        ProtocolError: the folder holds results of another protocol; says what differs.
+        ProtocolError: the folder holds results of another protocol, or of other code; says what
+            differs.
     """
     path = folder / CARD_FILE
     if path.exists() or path.is_symlink():
-        refuse_unlike(read_card(folder), card, str(folder), "now")
-        return
+        held = read_card(folder)
+        refuse_unlike(held, card, str(folder), "now")
+        if not allow_other_code:
+            refuse_other_code(held, card, str(folder), "now", _OTHER_CODE)
+        kept = with_code_of(held, card)
+        if kept != held:
+            for who, (before, now) in other_code(held, card).items():
+                _log.warning(
+                    "%s holds results of %s, %s; now %s adds to them",
+                    folder, who, listed(before), listed(now),
+                )  # fmt: skip
+            with storing(folder):
+                write_json(path, kept, sort_keys=True)
+        return kept
     if (folder / RECORDS_FILE).exists():
         raise ProtocolError(
             f"{folder} holds records without a {CARD_FILE}: nothing says of what. Use another "
@@ -129,6 +166,7 @@ def keep_card(folder: Path, card: Mapping[str, Any], cases: Sequence[EpisodeSpec
     with storing(folder):
         write_json_lines(folder / CASES_FILE, map(asdict, cases))
         write_json(path, card, sort_keys=True)
+    return read_card(folder)
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -142,6 +180,10 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise ProtocolError(f"{folder} holds no evaluation: there is no {CARD_FILE} in it")
     card = read_json(path, dict[str, Any], ProtocolError)
     validated(card, Card, str(path), ProtocolError)
+    if CODE not in card:
+        # Earlier versions named the version alone, among those of libraries.
+        version = str(card.get("versions", {}).pop("dzrobot", "unknown version"))
+        card[CODE] = [CodeIdentity(version=version).plain()]
     return card
 
 
@@ -167,12 +209,12 @@ def refuse_unlike(
     there: str,
     advice: str = "Use another --output, or the same settings.",
 ) -> None:
-    """Raise unless the two cards are equal.
+    """Raise unless the two cards are equal, but for the code: see :func:`refuse_other_code`.
 
     Raises:
         ProtocolError: with one line per difference.
     """
-    found = list(_differences(one, other, ""))
+    found = list(_differences(_conditions(one), _conditions(other), ""))
     if not found:
         return
     lines = [f"  {name}: {a} in {here}, {b} {there}" for name, a, b in found[:_SHOWN]]
@@ -183,9 +225,101 @@ def refuse_unlike(
     )
 
 
+def refuse_other_code(
+    one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str, advice: str
+) -> None:
+    """Raise unless two cards are of the same code.
+
+    Raises:
+        ProtocolError: with the codes that differ.
+    """
+    found = other_code(one, other)
+    if not found:
+        return
+    lines = [
+        f"  {who}: {listed(before)} in {here}, {listed(now)} {there}"
+        for who, (before, now) in found.items()
+    ]
+    raise ProtocolError(
+        "these results are of different code, so they are not mixed:\n"
+        + "\n".join(lines)
+        + f"\n{advice}"
+    )
+
+
+Codes = tuple[CodeIdentity, ...]
+
+
+def codes_of(card: Mapping[str, Any]) -> dict[str, Codes]:
+    """Return the code that a card names, by who ran it: this program, and servers it asked.
+
+    Raises:
+        ProtocolError: the card's list is damaged.
+    """
+    return {
+        who: validated(part[CODE], Codes, f"code of {who} on the card", ProtocolError)
+        for who, part in _places(card).items()
+        if CODE in part
+    }
+
+
+def own_code(card: Mapping[str, Any]) -> CodeIdentity:
+    """Return the code of this program that a card names last."""
+    return codes_of(card)[OWN][-1]
+
+
+def other_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Codes, Codes]]:
+    """Return the code on each of two cards, by who ran it, wherever ``other`` names more.
+
+    A commit that changes documents alone is the same code.
+    """
+    before, now = codes_of(one), codes_of(other)
+    return {
+        who: (before.get(who, ()), codes)
+        for who, codes in now.items()
+        if not all(any(code.is_same(known) for known in before.get(who, ())) for code in codes)
+    }
+
+
+def with_code_of(card: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``card``, which lists the code of the other cards besides its own."""
+    merged: dict[str, Any] = json.loads(json.dumps(card))
+    for other in others:
+        places = _places(merged)
+        for who, (before, now) in other_code(merged, other).items():
+            new = [code for code in now if not any(code.is_same(known) for known in before)]
+            places[who][CODE] = [code.plain() for code in (*before, *new)]
+    return merged
+
+
+def _places(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a card that may name a code, by who ran it."""
+    found = {OWN: card, "the policy's server": card.get("policy", {}).get("server")}
+    for suite, about in card.get("suites", {}).items():
+        found[f"the environment's server of {suite}"] = about.get("remote")
+    return {who: part for who, part in found.items() if isinstance(part, Mapping)}
+
+
+def _conditions(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a card says besides the code."""
+    plain: dict[str, Any] = json.loads(json.dumps(card))
+    for part in _places(plain).values():
+        part.pop(CODE, None)
+    return plain
+
+
+def listed(codes: Codes) -> str:
+    """Return codes as one text, for messages."""
+    return " and ".join(code.text for code in codes) or "not recorded"
+
+
 def card_digest(card: Mapping[str, Any]) -> str:
-    """Return eight letters that tell cards apart."""
-    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:8]
+    """Return eight letters that tell cards apart; those of one evaluation by two codes are equal.
+
+    An evaluation so finds its folder again, and says there that the code is another.
+    """
+    text = json.dumps(_conditions(card), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _differences(one: Any, other: Any, name: str) -> Iterator[tuple[str, str, str]]:
@@ -286,7 +420,7 @@ def _assets(suite: str) -> dict[str, Any]:
 
 def library_versions(facts: Iterable[EnvironmentFacts]) -> dict[str, str]:
     """Return the versions that a result depends on, of the libraries that are installed here."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "dzrobot": __version__}
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
     own = dict.fromkeys(name for one in facts for name in one.libraries)
     for name in (*_VERSIONS, *own):
         try:

@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.rollout.evaluation.card import read_card, read_cases, refuse_unlike
+from dzrobot.rollout.evaluation.card import (
+    Codes,
+    codes_of,
+    listed,
+    other_code,
+    read_card,
+    read_cases,
+    refuse_unlike,
+)
 from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     PairedEvidence,
@@ -64,6 +72,11 @@ class Results:
         return str(self.folder)
 
     @property
+    def codes(self) -> Mapping[str, Codes]:
+        """Code that it was made by, by who ran it; several where results of them are mixed."""
+        return codes_of(self.card)
+
+    @property
     def video(self) -> str:
         """What the policy, or its server, computed of the video; but for ``full`` no prediction."""
         policy = self.card["policy"]
@@ -113,6 +126,15 @@ class Comparison:
 
     decided_after: int | None
     """Pairs after which ``e`` first reached 20, in the order of the evaluation."""
+
+    @property
+    def code(self) -> str:
+        """Whether both were made by one code: ``same``, ``other``, or ``mixed`` within a run."""
+        runs = (self.first, self.second)
+        if any(len(codes) > 1 for run in runs for codes in run.codes.values()):
+            return "mixed"
+        cards = [run.card for run in runs]
+        return "other" if other_code(*cards) or other_code(*reversed(cards)) else "same"
 
 
 def read_results(folder: Path) -> Results:
@@ -281,6 +303,12 @@ def print_comparison(console: Console, found: Sequence[Comparison]) -> None:
     """Print every comparison as one line; all have the same first run."""
     wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
     wide.print(comparison_table(found))
+    if any(comparison.code != "same" for comparison in found):
+        for run in (found[0].first, *(comparison.second for comparison in found)):
+            for who, codes in run.codes.items():
+                made = f"{run.name}, {who}: dzrobot {listed(codes)}"
+                wide.print(made, markup=False, soft_wrap=True)
+        wide.print("Where the code differs, the difference is of that as well.")
     for one, two in ((comparison.first, comparison.second) for comparison in found):
         if one.video != two.video:
             wide.print(
@@ -294,6 +322,9 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     first = found[0].first
     table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
     table.add_column("run", overflow="fold", min_width=12)
+    marks_code = any(comparison.code != "same" for comparison in found)
+    if marks_code:
+        table.add_column("code", no_wrap=True)
     for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
                  "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
@@ -302,6 +333,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
         base = (total.both + total.first_only) / total.episodes
         table.add_row(
             comparison.second.name,
+            *([comparison.code] if marks_code else []),
             str(total.episodes),
             f"{100 * (base + total.difference):.1f}",
             f"{100 * base:.1f}",

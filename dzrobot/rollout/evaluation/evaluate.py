@@ -13,14 +13,24 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.environment import EnvironmentFacts, check_fits, environment_arguments, look_at
+from dzrobot.provenance import CODE, code_with, package_code
+from dzrobot.rollout.environment import (
+    EnvironmentFacts,
+    check_fits,
+    environment_arguments,
+    look_at,
+    modules_of,
+)
 from dzrobot.rollout.evaluation.card import (
     build_card,
     keep_card,
+    own_code,
     read_card,
     read_cases,
+    refuse_other_code,
     refuse_unlike,
     tasks_by_axis,
+    with_code_of,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.footage import PredictingPolicy, Wanted
@@ -113,6 +123,9 @@ class RunOptions:
     engine: OpenEngine | None = None
     """What runs the episodes. None: ``workers`` of this process."""
 
+    allow_other_code: bool = False
+    """Whether a folder may be resumed whose results are of other code; its card lists both."""
+
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers}: give 0 or more")
@@ -178,6 +191,8 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
         DzrobotError: something is unknown, missing, or does not fit together.
         ConfigError: it is batched, and the policy takes one episode at a time.
     """
+    # Hashed before anything is loaded, which takes long enough for files to change.
+    package_code()
     spec = evaluation.spec
     cases = plan_episodes(spec)
     names = list(dict.fromkeys(case.env for case in cases))
@@ -223,6 +238,7 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
         card[PERTURBATION] = evaluation.perturbation.card()
     if timed is not None:
         card["execution"] = timed.card()
+    card[CODE] = [code_with(_modules(evaluation, names, ready)).plain()]
     return PreparedEvaluation(
         evaluation=evaluation,
         cases=cases,
@@ -257,7 +273,9 @@ def evaluate(
     opened = options.engine or pool_opener(prepared, options)
     part = shard_of(prepared.cases, *options.shard)
     with locked(output):
-        keep_card(output, prepared.card, prepared.cases)
+        card = keep_card(
+            output, prepared.card, prepared.cases, allow_other_code=options.allow_other_code
+        )
         records = RecordFile(output, prepared.cases)
         # Damage is found now, and not when all has been run.
         read_uses(output)
@@ -269,7 +287,7 @@ def evaluate(
         ]
         if options.enough(records.records):
             waiting = []
-        tally = _Tally(part, records)
+        tally = _Tally(part, records, own_code(prepared.card).name)
         report(tally.progress(None))
         errors = 0
 
@@ -288,7 +306,7 @@ def evaluate(
             remove_unfinished(output)
             axes = tasks_by_axis(prepared.card)
             summary = summarize(records.records.values(), part, read_uses(output), axes)
-            write_summary(output, summary, prepared.card)
+            write_summary(output, summary, card)
     return summary
 
 
@@ -313,7 +331,7 @@ def pool_opener(prepared: PreparedEvaluation, options: RunOptions) -> OpenEngine
     return opened
 
 
-def merge(output: Path, parts: Sequence[Path]) -> Summary:
+def merge(output: Path, parts: Sequence[Path], *, allow_other_code: bool = False) -> Summary:
     """Put the shards of one evaluation together in ``output``, and return the summary of all.
 
     Videos stay where they are; the merged records point to them.
@@ -321,6 +339,7 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
     Args:
         output: Folder of the whole; created.
         parts: Folders of the shards.
+        allow_other_code: Whether they may be of different code; the card then lists all.
 
     Raises:
         ConfigError: there are no parts.
@@ -330,17 +349,31 @@ def merge(output: Path, parts: Sequence[Path]) -> Summary:
         raise ConfigError("nothing to merge: name the folders of the shards")
     card = read_card(parts[0])
     for part in parts[1:]:
-        refuse_unlike(card, read_card(part), str(parts[0]), f"in {part}")
+        other = read_card(part)
+        refuse_unlike(card, other, str(parts[0]), f"in {part}")
+        if not allow_other_code:
+            advice = "Give --allow-other-code to mix them: the card then lists all."
+            refuse_other_code(card, other, str(parts[0]), f"in {part}", advice)
+        card = with_code_of(card, other)
     cases = read_cases(parts[0])
     shards = [RecordFile(part, cases, writable=False) for part in parts]
     with locked(output):
-        keep_card(output, card, cases)
+        card = keep_card(output, card, cases, allow_other_code=allow_other_code)
         merged = RecordFile(output, cases)
         for part, shard in zip(parts, shards, strict=True):
             _merge_one(merged, shard, part, output)
         summary = summarize(merged.records.values(), cases, axes=tasks_by_axis(card))
         write_summary(output, summary, card)
     return summary
+
+
+def _modules(evaluation: Evaluation, names: Sequence[str], ready: LoadedPolicy) -> Iterator[str]:
+    """Yield the modules that a user has named: of the environments, the robot and the policy."""
+    for name in names:
+        yield from modules_of(name)
+    for reference in (evaluation.policy.name, evaluation.policy.embodiment or ""):
+        yield reference.partition(":")[0]
+    yield type(ready.policy).__module__
 
 
 def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -> RolloutSettings:
@@ -352,6 +385,7 @@ def _settings(prepared: PreparedEvaluation, output: Path, options: RunOptions) -
         ablation=prepared.evaluation.ablation,
         perturbation=prepared.evaluation.perturbation,
         videos=options.videos,
+        code=package_code().content,
         photos=prepared.moves_an_arm,
         variables=options.variables,
     )
@@ -453,10 +487,11 @@ class _Tally:
     Args:
         part: The cases that count.
         records: Those so far; :meth:`add` adds to them.
+        code: Name of the code that runs the rest.
     """
 
-    def __init__(self, part: Sequence[EpisodeSpec], records: RecordFile) -> None:
-        self._records, self._total = records, len(part)
+    def __init__(self, part: Sequence[EpisodeSpec], records: RecordFile, code: str) -> None:
+        self._records, self._total, self._code = records, len(part), code
         there = [r for case in part if (r := records.records.get(case.name)) is not None]
         self._failed = {record.case for record in there if record.error is not None}
         self._done = len(there) - len(self._failed)
@@ -464,7 +499,7 @@ class _Tally:
 
     def add(self, record: Record) -> EvalProgress:
         """Keep the record of a case of the part that has no result; return how far the run is."""
-        self._records.add(record)
+        self._records.add(replace(record, code=self._code))
         self._failed.discard(record.case)
         if record.error is None:
             self._done += 1

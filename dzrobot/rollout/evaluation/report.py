@@ -18,6 +18,7 @@ from rich.text import Text
 from dzrobot.errors import printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
+from dzrobot.rollout.evaluation.card import codes_of
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record, RunUse, ordered, predictions_size, shares, storing
 
@@ -440,7 +441,9 @@ def busy_line(times: Mapping[str, float]) -> str:
 def title(card: Mapping[str, Any]) -> str:
     """Return the protocol, and how it was departed from: such a score does not bear its name."""
     changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
-    return f"protocol {card['protocol']}{changes}"
+    codes = max((len(codes) for codes in codes_of(card).values()), default=1)
+    mixed = f", by {codes} different codes" if codes > 1 else ""
+    return f"protocol {card['protocol']}{changes}{mixed}"
 
 
 def print_card(console: Console, card: Mapping[str, Any], output: Path) -> None:

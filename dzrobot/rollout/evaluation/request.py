@@ -16,7 +16,7 @@ from dzrobot.errors import ConfigError, UnknownNameError, find, suggest
 from dzrobot.process import terminable, world_size
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.environment import OperatorOptions, at_full_speed, look_at, make_environment
-from dzrobot.rollout.evaluation.card import card_digest
+from dzrobot.rollout.evaluation.card import card_digest, read_card
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
     Evaluation,
@@ -350,7 +350,7 @@ class EvaluationSession:
             log(summary.total.episodes, logged_numbers(summary))
         if round_trips := prepared.ready.round_trips():
             self.console.print(round_trips, soft_wrap=True, markup=False)
-        return Finished(summary=summary, folder=output, title=title(prepared.card))
+        return Finished(summary=summary, folder=output, title=title(read_card(output)))
 
 
 def run_session(

@@ -7,7 +7,7 @@ from typing import Any
 
 from dzrobot.errors import ConfigError
 from dzrobot.files import is_inside
-from dzrobot.rollout.evaluation.card import card_digest, tasks_by_axis
+from dzrobot.rollout.evaluation.card import OWN, card_digest, listed, tasks_by_axis
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
 from dzrobot.rollout.evaluation.report import Row, Score, Summary, summarize
@@ -31,6 +31,14 @@ class Run(Results):
     def digest(self) -> str:
         """Letters that tell its card from others."""
         return card_digest(self.card)
+
+    @property
+    def code(self) -> str:
+        """What ran it, in words."""
+        return "; ".join(
+            listed(codes) if who == OWN else f"{who}: {listed(codes)}"
+            for who, codes in self.codes.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
