@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] in ("-V", "--version"):
         # Not at the top: every command imports this module.
-        from dzrobot.provenance import package_code
+        from dzrobot.code_identity import package_code
 
         print(f"dzrobot {package_code().text}")
         return 0

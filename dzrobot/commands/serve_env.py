@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from dzrobot.code_identity import CODE, code_with
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_access, read_access
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
 from dzrobot.process import terminable
-from dzrobot.provenance import CODE, code_with
 from dzrobot.rollout.environment import check_arguments, facts_of, made_environment, modules_of
 from dzrobot.rollout.episode import omitter
 from dzrobot.rollout.evaluation.card import library_versions

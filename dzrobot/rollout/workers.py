@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import gymnasium as gym
 
+from dzrobot.code_identity import check_unchanged
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
 from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
@@ -31,7 +32,6 @@ from dzrobot.policies.base import (
     end_all,
 )
 from dzrobot.process import end_with_parent
-from dzrobot.provenance import check_unchanged
 from dzrobot.rollout.environment import make_environment
 from dzrobot.rollout.episode import (
     Actor,
@@ -227,8 +227,7 @@ def _work(
     end_with_parent()
     os.environ.update(environment)
     actor = None if settings.privileged else RemoteActor(connection)
-    kept = KeptEnvironment()
-    runner = EpisodeRunner(settings, kept)
+    runner = EpisodeRunner(settings, kept := KeptEnvironment())
     # A simulator that has raised is in no known state: the process ends with its first exception.
     with ErrorCapture() as caught:
         check_unchanged(settings.code)

@@ -114,7 +114,7 @@ class Greeting(BaseModel):
 
     history: Literal["off", "recent"]
     card: dict[str, Any]
-    """What the actions depend on, and under :data:`dzrobot.provenance.CODE` by which code."""
+    """What the actions depend on, and under :data:`dzrobot.code_identity.CODE` by which code."""
 
     continues: dict[Method, int]
     """Most rows of a running plan that a new one can begin with, by method; a missing method is

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
 from dzrobot import __version__
+from dzrobot.code_identity import CODE, code_with
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
 from dzrobot.messages import ArrayForm, pack, unpack
@@ -50,7 +51,6 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
-from dzrobot.provenance import CODE, code_with
 from dzrobot.websocket import PING_S, PONG_S
 
 _log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dzrobot.code_identity import CODE, CodeIdentity
 from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
-from dzrobot.provenance import CODE, CodeIdentity
 from dzrobot.registration import SUITES
 from dzrobot.rollout.environment import EnvironmentFacts, step_limit
 from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dzrobot.code_identity import CODE, code_with, package_code
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.provenance import CODE, code_with, package_code
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -180,8 +180,8 @@ def _own_modules(names: Iterable[str]) -> dict[str, Path]:
 
 
 def _own_file(module: ModuleType) -> Path | None:
-    named = getattr(module, "__file__", None)
-    if named is None or not named.endswith(".py"):
+    named = vars(module).get("__file__")
+    if not isinstance(named, str) or not named.endswith(".py"):
         return None
     file = Path(named).resolve()
     others = (*(_PACKAGE.parent / name for name in _SOURCES), Path(sysconfig.get_path("stdlib")))
@@ -191,8 +191,10 @@ def _own_file(module: ModuleType) -> Path | None:
 
 def _used(module: ModuleType) -> Iterator[ModuleType]:
     for value in tuple(vars(module).values()):
-        home = value if isinstance(value, ModuleType) else None
-        if home is None and isinstance(name := getattr(value, "__module__", None), str):
-            home = sys.modules.get(name)
+        home: ModuleType | None = None
+        if isinstance(value, ModuleType):
+            home = value
+        elif isinstance(value, type | FunctionType):
+            home = sys.modules.get(value.__module__)
         if home is not None:
             yield home

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot import provenance
+from dzrobot import code_identity
 from dzrobot.cli import main
+from dzrobot.code_identity import CODE, CodeIdentity, code_with, content_hash, package_code
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.provenance import CODE, CodeIdentity, code_with, content_hash, package_code
 from dzrobot.rollout.evaluation.card import card_digest, read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
@@ -77,13 +77,13 @@ def test_a_commit_is_told_only_of_the_package(tmp_path, monkeypatch):
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    monkeypatch.setattr(provenance, "_PACKAGE", tmp_path / "dzrobot")
-    commit = provenance.package_commit()
+    monkeypatch.setattr(code_identity, "_PACKAGE", tmp_path / "dzrobot")
+    commit = code_identity.package_commit()
     assert len(commit) == 40
     (tmp_path / "docs.txt").write_text("other words")
-    assert provenance.package_commit() == commit
+    assert code_identity.package_commit() == commit
     (tmp_path / "dzrobot" / "new.py").write_text("")
-    assert provenance.package_commit() == f"{commit}-modified"
+    assert code_identity.package_commit() == f"{commit}-modified"
 
 
 def test_code_with_equal_content_is_the_same_whatever_its_commit():
@@ -108,9 +108,9 @@ def test_a_users_modules_count_with_what_they_use(tmp_path, monkeypatch):
 
 
 def test_a_process_that_starts_later_refuses_other_files():
-    provenance.check_unchanged(package_code().content)
+    code_identity.check_unchanged(package_code().content)
     with pytest.raises(ConfigError, match="have changed since this run began"):
-        provenance.check_unchanged("0" * 64)
+        code_identity.check_unchanged("0" * 64)
 
 
 SPEC = EvalSpec(
