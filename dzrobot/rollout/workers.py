@@ -232,10 +232,9 @@ def _work(
     with ErrorCapture() as caught:
         check_unchanged(settings.code)
         while True:
-            try:
+            case = None
+            with contextlib.suppress(EOFError):
                 case = connection.recv()
-            except EOFError:
-                break
             if case is None:
                 kept.close()
                 break
