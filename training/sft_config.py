@@ -57,16 +57,18 @@ class ModelConfig(FrozenConfig):
     """Which weights, which robot, and whether all of them are trained."""
 
     preset: Literal["5b", "14b"] | None = None
-    """Architecture to build when ``model_path`` is null, and to expect when it is not."""
+    """Architecture to build when ``model_path`` is null or has no config.json, and to expect when
+    it has one."""
 
     model_path: str | None = None
-    """Checkpoint directory (or hub id) to continue from; gives architecture and weights."""
+    """Checkpoint of any layout (or hub id) to continue from: gives the weights, and where it has
+    a config.json the architecture."""
 
     revision: str | None = None
     """Hub revision of ``model_path``."""
 
     config_path: Path | None = None
-    """A config.json that gives the architecture when there is neither checkpoint nor preset."""
+    """A config.json that gives the architecture where neither checkpoint nor preset does."""
 
     tokenizer_path: str | None = None
     """umT5 tokenizer: a directory or hub id; null: the one beside the checkpoint, else

@@ -3,6 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.policy import add_loose_weights, read_loose_weights
 from dzrobot.errors import ConfigError, find
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
@@ -25,17 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", choices=_LAYOUTS, help="layout; else by the target: .pt is full_weights"
     )
-    parser.add_argument(
-        "--config-from", type=flags.text, metavar="DIR",
-        help="folder with config.json and experiment_cfg, where the source has none",
-    )  # fmt: skip
+    add_loose_weights(parser)
     parser.add_argument(
         "--base", type=flags.text, nargs="+", default=[], metavar="PATH",
         help="base checkpoint or component folders, for a source that holds only what was trained",
     )  # fmt: skip
     parser.add_argument(
         "--embodiment", type=flags.text, metavar="TAG",
-        help="robot that LeRobot's folder is for, where the checkpoint names several",
+        help="robot of the network of --preset; or that LeRobot's folder is for, where the "
+        "checkpoint names several",
     )  # fmt: skip
     parser.add_argument("--merge", action="store_true", help="merge adapters into the weights")
     parser.add_argument("--dtype", choices=_DTYPES, help="convert to this dtype")
@@ -60,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
     dtypes = {name: vars(torch)[name] for name in _DTYPES}
     by_suffix: Layout = "full_weights" if args.target.suffix == ".pt" else "directory"
     to: Layout = by_suffix if args.to in (None, "lerobot") else args.to
-    if args.embodiment is not None and args.to != "lerobot":
-        raise ConfigError("--embodiment belongs to --to lerobot: leave it out, or add --to lerobot")
+    if args.embodiment is not None and args.to != "lerobot" and args.preset is None:
+        raise ConfigError(
+            "--embodiment belongs to --to lerobot and to --preset: leave it out, or add one of them"
+        )
     options = ConvertOptions(
         to=to,
-        config_from=args.config_from,
+        config_from=read_loose_weights(args),
         base=tuple(args.base),
         merge=args.merge,
         dtype=find(dtypes, "dtype", args.dtype) if args.dtype else None,
@@ -78,6 +79,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         done = convert(args.source, args.target, options)
     print(f"wrote {done.tensors} tensors to {done.path}")
+    if done.absent:
+        base = done.base or "PATH"
+        print(
+            f"They are what was trained: {done.absent} more come from the base, "
+            f"{done.base or 'the checkpoint it was trained on'}, when a policy opens them. For the "
+            f"whole network in one place add --base {base} and give another target; "
+            "`dzrobot export RUN --step N` writes it too."
+        )
     if done.initialized:
         print(f"{len(done.initialized)} of them are in no file and were newly initialized:")
         for name in done.initialized:

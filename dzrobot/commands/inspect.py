@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.policy import add_loose_weights, read_loose_weights
 from dzrobot.errors import preview
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face repository"
     )
+    add_loose_weights(parser)
     parser.add_argument(
-        "--config-from", type=flags.text, metavar="DIR",
-        help="folder with config.json and experiment_cfg, where the checkpoint has none",
-    )  # fmt: skip
+        "--embodiment", type=flags.text, metavar="TAG", help="robot of the network of --preset"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
 
     checkpoint = open_checkpoint(
-        args.checkpoint, revision=args.revision, config_from=args.config_from
+        args.checkpoint, revision=args.revision, config_from=read_loose_weights(args)
     )
     report = inspect_checkpoint(checkpoint)
     console = Console()

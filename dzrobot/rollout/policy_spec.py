@@ -23,6 +23,7 @@ from dzrobot.errors import (
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, check_holds, hold_command
+from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.policies.dreamzero.options import PolicyOptions, check_device
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import PolicyActor
@@ -75,8 +76,8 @@ class PolicySettings:
     base: str | None = None
     """What the checkpoint was trained on, where it holds only what was trained."""
 
-    config_from: str | None = None
-    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+    config_from: str | LooseWeights | None = None
+    """What a checkpoint's weights are, where no config.json or no statistics lie beside them."""
 
     lerobot_python: Path | None = None
     """Python of an environment that has LeRobot, for ``lerobot:ID``; None: this one has it."""

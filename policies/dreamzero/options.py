@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.loose import LooseWeights
 
 if TYPE_CHECKING:
     # The command line fills these options before torch is loaded.
@@ -194,8 +195,9 @@ class PolicyOptions(_Everywhere):
 class WeightOptions:
     """Where weights come from beyond the checkpoint itself."""
 
-    config_from: str | Path | None = None
-    """Folder with config.json and experiment_cfg, where the checkpoint has none."""
+    config_from: str | Path | LooseWeights | None = None
+    """What the weights are, where no config.json or no statistics lie beside them; a folder is
+    short for ``LooseWeights(folder=...)``."""
 
     base: str | Path | tuple[str | Path, ...] | None = None
     """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""

@@ -110,6 +110,82 @@ def test_cold_start_lists_what_it_draws(tiny, tmp_path, capsys):
     assert all(name in out for name in fresh)
 
 
+@pytest.fixture
+def loose(tiny, tmp_path):
+    """Return a run's ``full_weights.pt``, and the flags that say what it is, as RLinf's guide does.
+
+    The tiny network has no preset: its config.json stands in for one, with sizes of another robot.
+    """
+    run = tmp_path / "run"
+    run.mkdir()
+    assert main(["convert", str(tiny), str(run / "full_weights.pt")]) == 0
+    config = json.loads((tiny / "config.json").read_text())
+    config["action_head_cfg"]["config"]["action_horizon"] = 24
+    network, metadata = tmp_path / "network.json", tmp_path / "metadata.json"
+    network.write_text(json.dumps(config))
+    shutil.copy(tiny / "experiment_cfg/metadata.json", metadata)
+    # The published tokenizer is on the hub; that of the tiny network is nowhere.
+    shutil.copytree(tiny / "tokenizer", run / "tokenizer")
+    flags = ("--preset", network, "--metadata", metadata, "--embodiment", "libero_sim")
+    return run / "full_weights.pt", flags
+
+
+def test_a_preset_statistics_and_a_robot_describe_loose_weights(tiny, loose, tmp_path, capsys):
+    file, flags = loose
+    code, out, _ = typed(capsys, "inspect", file, *flags)
+    assert code == 0
+    for text in ("weights complete", "embodiments libero_sim", "action horizon 16"):
+        assert text in out
+    assert typed(capsys, "convert", file, tmp_path / "whole", *flags)[0] == 0
+    same_bits(tmp_path / "whole", tiny)
+    for name in ("config.json", "experiment_cfg/metadata.json"):
+        written, own = (
+            json.loads((root / name).read_text()) for root in (tmp_path / "whole", tiny)
+        )
+        assert written == own
+
+
+def test_loose_weights_act_as_their_folder_does(tiny, loose, tmp_path, capsys):
+    file, flags = loose
+    common = (
+        "--env", "dzrobot/point-v0", "--tasks", "0", "--episodes", "1", "--max-steps", "2",
+        "--workers", "0", "--videos", "none", "--predictions", "off",
+    )  # fmt: skip
+    records, cards = [], []
+    for name, given in (("folder", (tiny,)), ("loose", (file, *flags))):
+        folder = tmp_path / f"results of {name}"
+        assert typed(capsys, "eval", "--checkpoint", *given, *common, "--output", folder)[0] == 0
+        records.append(json.loads((folder / "records.jsonl").read_text()))
+        cards.append(json.loads((folder / "card.json").read_text())["policy"])
+    assert records[0]["action_sha256"] == records[1]["action_sha256"]
+    assert cards[0].pop("checkpoint") != cards[1].pop("checkpoint")
+    assert cards[0] == cards[1]
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_what_is_missing_of_loose_weights_is_named(tiny, loose, tmp_path, capsys, command):
+    file, flags = loose
+    preset, _, robot = (flags[i : i + 2] for i in (0, 2, 4))
+    target = (tmp_path / "whole",) if command == "convert" else ()
+
+    def refused(checkpoint, *flags):
+        code, _, said = typed(capsys, command, checkpoint, *target, *flags)
+        assert code == 2
+        assert not any(path.exists() for path in target)
+        return said
+
+    for text in ("--preset 5b --metadata FILE --embodiment TAG", "--config-from DIR"):
+        assert text in refused(file)
+    assert "nothing says which that is: give --embodiment" in refused(file, *preset)
+    assert "no statistics at" in refused(file, *preset, "--metadata", tmp_path / "absent.json")
+    assert "unknown network '6b'" in refused(file, "--preset", "6b", *robot)
+    assert "leave one of them out" in refused(file, *preset, "--config-from", tiny)
+    assert "says what network the weights are: leave" in refused(tiny, *preset, *robot)
+    others = tmp_path / "others.json"
+    others.write_text(json.dumps({"my_arm": {}}))
+    assert "and " + str(others) + " others" in refused(tiny, "--metadata", others)
+
+
 def test_inspect(tiny, capsys):
     code, out, _ = typed(capsys, "inspect", tiny)
     assert code == 0

@@ -189,7 +189,7 @@ def test_bad_config(single, text):
 
 def test_no_config(single):
     (single / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config.json, .* --config-from"):
+    with pytest.raises(CheckpointError, match=r"no config.json, .*--preset 5b .*--config-from"):
         load(single)
 
 

@@ -1,6 +1,7 @@
 """A run's own checkpoints, at the command line: exported, converted, inspected, evaluated."""
 
 import json
+import shutil
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,8 @@ from dzrobot.cli import main
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.recipes.check import find_faults
+from dzrobot.training.run.build import network_config, open_initial_weights
 from dzrobot.training.run.export import ADAPTERS_SUFFIX, export
 
 KINDS = {
@@ -93,11 +96,55 @@ def test_export_with_another_base(run, train_root, tmp_path, capsys):
     assert typed("export", run[1], "--output", out, "--base", train_root / "tiny") == 0
 
 
+@pytest.mark.parametrize("layout", ["pt", pytest.param("dcp", marks=pytest.mark.long)])
+def test_a_run_starts_from_loose_weights_as_from_their_folder(
+    train_root, solo, tmp_path, capsys, layout
+):
+    """``full_weights.pt`` or a distributed checkpoint, which no config.json describes."""
+    loose = tmp_path / "loose" / ("full_weights.pt" if layout == "pt" else "dcp_checkpoint")
+    loose.parent.mkdir()
+    ways = [] if layout == "pt" else ["--to", "dcp"]
+    assert typed("convert", train_root / "tiny", loose, *ways) == 0
+    ours = {
+        "model__model_path": loose, "model__tokenizer_path": train_root / "tiny/tokenizer",
+        "runner__output_dir": tmp_path / "ours",
+    }  # fmt: skip
+    found = find_faults(train_worlds.config(train_root, **ours), 1)
+    (fault,) = [fault for fault in found if "config.json" in fault.message]
+    assert f"dzrobot convert {loose} NEW_FOLDER --preset 5b --metadata" in fault.message
+    assert "model.preset (5b, 14b) or model.config_path" in fault.message
+
+    ours["model__config_path"] = shutil.copy(train_root / "tiny/config.json", tmp_path / "net.json")
+    config = train_worlds.config(train_root, **ours)
+    assert find_faults(config, 1) == []
+    alone, whole = (
+        open_initial_weights(one.model, 0) for one in (config, train_worlds.config(train_root))
+    )
+    assert alone.fingerprint == whole.fingerprint
+    assert network_config(config, alone) == network_config(config, whole)
+    short = {"runner__max_steps": 1, "optim__lr_warmup_steps": 0, "checkpoint__save_interval": 1}
+    train_worker.trainer(solo, train_root, **short, **ours).run()
+    # What training left out is found again: in the file that the recipe names.
+    policy = DreamZeroPolicy.from_pretrained(
+        step(tmp_path / "ours", 1), embodiment=train_worlds.ROBOT
+    )
+    assert policy.embodiment.tag == "libero_sim"
+    capsys.readouterr()
+    assert typed("convert", step(tmp_path / "ours", 1), tmp_path / "part.pt") == 0
+    assert f"--base {loose}" in capsys.readouterr().out
+
+
 def test_convert(run, train_root, tmp_path, capsys):
     """What was trained alone; with --merge or --base, all of it."""
     kind, folder, own = run
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     assert typed("convert", step(folder), alone) == 0
+    written = len(weights(alone))
+    absent = len(weights(own)) - (0 if kind == "adapters" else written)
+    said = capsys.readouterr().out
+    assert f"{'' if kind == 'adapters' else absent} more come from the base" in said
+    assert f"add --base {train_root / 'tiny'}" in said
+    assert "dzrobot export" in said
     assert weights(alone).keys() < weights(own).keys() or kind == "adapters"
     policy = DreamZeroPolicy.from_pretrained(
         alone, embodiment=train_worlds.ROBOT, weights=WeightOptions(base=train_root / "tiny")
@@ -105,6 +152,7 @@ def test_convert(run, train_root, tmp_path, capsys):
     assert policy.embodiment.tag == "libero_sim"
     more = ["--merge"] if kind == "adapters" else ["--base", train_root / "tiny"]
     assert typed("convert", step(folder), whole, *more, "--dtype", "float32") == 0
+    assert "more come from" not in capsys.readouterr().out
     same(whole, own)
     assert typed("inspect", step(folder), "--verify") == 0
     assert "files are what was written" in capsys.readouterr().out

@@ -3,16 +3,18 @@
 Checks, ``dzrobot plan`` and the trainer all start from them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import Timing, frame_grid
-from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.config import PATCH, NetworkConfig, preset
+from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.policies.dreamzero.loose import LooseWeights
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig, SourceConfig
 
 CONFIG_FILE = "config.json"
@@ -123,13 +125,9 @@ def run_network(base: NetworkConfig, model: ModelConfig, embodiment: Embodiment)
     None of these changes a weight's shape: a checkpoint may be continued with another horizon or
     frame size.
     """
-    timing = embodiment.timing
     height = model.target_video_height or base.head.target_video_height
     width = model.target_video_width or base.head.target_video_width
-    head = replace(
-        base.head, action_horizon=timing.action_horizon, num_frames=timing.frames,
-        target_video_height=height, target_video_width=width,
-    )  # fmt: skip
+    head = replace(base.head, target_video_height=height, target_video_width=width)
     if model.is_lora:
         head = replace(
             head, train_architecture="lora", lora_rank=model.lora_rank or head.lora_rank,
@@ -137,38 +135,53 @@ def run_network(base: NetworkConfig, model: ModelConfig, embodiment: Embodiment)
         )  # fmt: skip
     else:
         head = replace(head, train_architecture="full")
-    rows, columns = replace(base, head=head).target_size or embodiment.image_size
-    tokens = (rows // base.vae.spatial_stride // PATCH) * (
-        columns // base.vae.spatial_stride // PATCH
-    )
+    network = replace(base, head=head).for_robot(embodiment)
     # A negative size is another attention pattern, which a sample's length must not switch off.
-    keep = model.max_chunk_size is None or base.dit.max_chunk_size < 0
-    history = base.dit.max_chunk_size if keep else timing.blocks
-    dit = replace(
-        base.dit,
-        num_action_per_block=timing.action_horizon,
-        frame_seqlen=tokens,
-        max_chunk_size=history,
-    )
-    return replace(base, head=head, dit=dit)
+    if model.max_chunk_size is None or base.dit.max_chunk_size < 0:
+        return network
+    return replace(
+        network, dit=replace(network.dit, max_chunk_size=embodiment.timing.blocks)
+    )  # fmt: skip
 
 
-def base_network(model: ModelConfig, config_json: Mapping[str, Any] | None) -> NetworkConfig:
+def base_network(model: ModelConfig, file: Path | None) -> NetworkConfig:
     """Return the network the run starts from.
 
     Args:
         model: Says which preset, where there is no file.
-        config_json: Content of the checkpoint's or ``config_path``'s config.json; None for a
-            preset.
+        file: The checkpoint's config.json or ``config_path``; None for a preset.
 
     Raises:
         CheckpointError: The file describes no network.
         ConfigError: There is neither file nor preset.
     """
-    if config_json is not None:
-        return NetworkConfig.from_dict(config_json)
+    if file is not None:
+        return NetworkConfig.from_dict(read_json(file, dict[str, Any], CheckpointError))
     if model.preset is None:
         raise ConfigError(
             "no architecture: set model.model_path, model.preset (5b, 14b) or model.config_path"
         )
     return preset(model.preset)
+
+
+def beside(path: str | Path) -> Path:
+    """Return the folder where config.json and statistics of a checkpoint lie, if they do.
+
+    Args:
+        path: Its folder, or its file of loose weights.
+    """
+    given = Path(path).expanduser()
+    return given.parent if given.is_file() else given
+
+
+def loose_weights(model: ModelConfig, path: Path) -> LooseWeights | None:
+    """Return what the recipe says of weights that have no config.json; None: they have one.
+
+    Args:
+        model: Has a preset or a config.json of its own.
+        path: The weights on this machine.
+    """
+    has_own = (beside(path) / CONFIG_FILE).is_file()
+    if has_own or (model.preset is None and model.config_path is None):
+        return None
+    return LooseWeights(network=base_network(model, model.config_path))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.embodiments.spec import Embodiment
@@ -21,6 +20,7 @@ from dzrobot.training.recipes.architecture import (
     SourcePlan,
     acting_plans,
     base_network,
+    beside,
     run_network,
 )
 from dzrobot.training.sft_config import ModelConfig, SFTConfig, SourceConfig
@@ -107,10 +107,11 @@ def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> It
     field = f"{'model' if plain else source.field}.metadata_json_path"
     path = source.metadata
     if path is None and plain and model.model_path is not None:
-        folder = Path(model.model_path).expanduser()
+        folder = beside(model.model_path)
         if not folder.exists():
             return
-        path = folder / METADATA_FILE
+        if (folder / METADATA_FILE).is_file() or (folder / CONFIG_FILE).is_file():
+            path = folder / METADATA_FILE
     if path is None:
         yield Problem(
             field,
@@ -210,7 +211,7 @@ def weight_faults(model: ModelConfig) -> Iterator[Problem]:
     if model.tokenizer_path is not None:
         yield from missing_path("model.tokenizer_path", model.tokenizer_path)
     if model.model_path is not None:
-        yield from _checkpoint(model.model_path)
+        yield from _checkpoint(model, model.model_path)
 
 
 def _component_versions(model: ModelConfig) -> Iterator[Problem]:
@@ -236,8 +237,11 @@ def _component_versions(model: ModelConfig) -> Iterator[Problem]:
 
 def _architecture_origin(model: ModelConfig) -> Iterator[Problem]:
     if model.model_path is not None:
-        if model.config_path is not None:
+        has_own = (beside(model.model_path) / CONFIG_FILE).is_file()
+        if model.config_path is not None and has_own:
             yield Problem("model.config_path", "the architecture is model_path's; leave it out")
+        elif model.config_path is not None and model.preset is not None:
+            yield Problem("model.preset", "and config_path both give the architecture; choose one")
     elif (model.preset is None) == (model.config_path is None):
         yield Problem(
             "model.preset", "without model_path give either preset (5b, 14b) or config_path"
@@ -246,15 +250,22 @@ def _architecture_origin(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.config_path", f"no file {model.config_path}")
 
 
-def _checkpoint(path: str) -> Iterator[Problem]:
+def _checkpoint(model: ModelConfig, path: str) -> Iterator[Problem]:
     folder = Path(path).expanduser()
     if not folder.exists():
-        yield from missing_path("model.model_path", path)
+        yield from missing_path("model.model_path", path, one_file=True)
         return
-    if not (folder / CONFIG_FILE).is_file():
+    described = model.preset is not None or model.config_path is not None
+    if not described and not (beside(path) / CONFIG_FILE).is_file():
         yield Problem(
-            "model.model_path", f"{folder} has no {CONFIG_FILE}; give a whole checkpoint folder"
+            "model.model_path",
+            f"{beside(path)} has no {CONFIG_FILE}, which says what network the weights are: set "
+            "model.preset (5b, 14b) or model.config_path, or make a whole folder of them with "
+            f"`dzrobot convert {path} NEW_FOLDER --preset 5b --metadata FILE --embodiment "
+            f"{model.embodiment_tag}`",
         )
+    if folder.is_file():
+        return
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -274,7 +285,8 @@ def _checkpoint(path: str) -> Iterator[Problem]:
     ):
         yield Problem(
             "model.model_path",
-            f"{folder} holds no weights; it needs model.safetensors or shards and an index",
+            f"{folder} holds no weights: it needs model.safetensors, shards and an index, "
+            "full_weights.pt, or *.distcp files",
         )
 
 
@@ -368,7 +380,8 @@ def known_network(model: ModelConfig) -> NetworkConfig | None:
     """
     file = model.config_path
     if model.model_path is not None:
-        file = Path(model.model_path).expanduser() / CONFIG_FILE
+        own = beside(model.model_path) / CONFIG_FILE
+        file = own if own.is_file() else file
     if file is not None and file.is_file():
-        return base_network(model, read_json(file, dict[str, Any], CheckpointError))
+        return base_network(model, file)
     return None if model.preset is None else base_network(model, None)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, DatasetError
 from dzrobot.modality.stats import Statistics
@@ -67,6 +66,7 @@ from dzrobot.training.recipes.architecture import (
     METADATA_FILE,
     SourcePlan,
     base_network,
+    loose_weights,
     run_network,
     source_plans,
 )
@@ -212,8 +212,10 @@ def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
         CheckpointError: Missing, incomplete or foreign files.
     """
     if model.model_path is not None:
-        return _from_checkpoint(open_checkpoint(model.model_path, revision=model.revision))
-    base = base_network(model, _config_json(model.config_path))
+        path = model.model_path
+        loose = loose_weights(model, locate(path, model.revision))
+        return _from_checkpoint(open_checkpoint(path, revision=model.revision, config_from=loose))
+    base = base_network(model, model.config_path)
     shapes = expected_shapes(base)
     if model.random_init:
         drawn = TinyWeightsSource(shapes, seed, torch.float32)
@@ -231,10 +233,6 @@ def _from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
     if checkpoint.has_adapters:
         source = MergedSource(source, adapter_scale(checkpoint.config.head))
     return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
-
-
-def _config_json(path: Path | None) -> Mapping[str, Any] | None:
-    return None if path is None else read_json(path, dict[str, Any], CheckpointError)
 
 
 def _components(model: ModelConfig) -> Components:

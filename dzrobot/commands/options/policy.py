@@ -12,6 +12,7 @@ from typing import Any
 from dzrobot.cluster import LOCAL, ClusterOptions
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.websocket import read_key
 
 
@@ -74,10 +75,42 @@ def add_weights(group: Any) -> None:
         "--base", type=flags.text, metavar="PATH",
         help="what the checkpoint was trained on, where it holds only what was trained",
     )  # fmt: skip
+    add_loose_weights(group)
+
+
+def add_loose_weights(group: Any) -> None:
+    """Declare what weights are that lie alone, as a cold-started ``full_weights.pt`` does."""
     group.add_argument(
         "--config-from", type=flags.text, metavar="DIR",
         help="folder with config.json and experiment_cfg, where the checkpoint has none",
     )  # fmt: skip
+    group.add_argument(
+        "--preset", type=flags.text, metavar="5b|14b|FILE",
+        help="instead: the network by its published size, or a config.json; horizon, frames and "
+        "frame size are then those of --embodiment",
+    )  # fmt: skip
+    group.add_argument(
+        "--metadata", type=flags.path, metavar="FILE",
+        help="statistics (metadata.json) where the checkpoint has none",
+    )  # fmt: skip
+
+
+def read_loose_weights(arguments: argparse.Namespace) -> LooseWeights | None:
+    """Return what the flags of :func:`add_loose_weights` and ``--embodiment`` say; None: nothing.
+
+    Raises:
+        ConfigError: A folder and a preset were given.
+        CheckpointError: There are no such statistics.
+    """
+    given = (arguments.config_from, arguments.preset, arguments.metadata)
+    if all(value is None for value in given):
+        return None
+    return LooseWeights(
+        folder=arguments.config_from,
+        network=arguments.preset,
+        metadata=arguments.metadata,
+        embodiment=arguments.embodiment,
+    )
 
 
 def _devices(arguments: argparse.Namespace) -> tuple[str, str | None]:
@@ -108,7 +141,7 @@ def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
         "quantize": arguments.quantize,
         "revision": arguments.revision,
         "base": arguments.base,
-        "config_from": arguments.config_from,
+        "config_from": read_loose_weights(arguments),
     }
 
 

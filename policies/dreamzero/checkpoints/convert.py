@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     cold_start,
@@ -18,11 +17,14 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import (
 )
 from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
 from dzrobot.policies.dreamzero.checkpoints.directory import (
-    CONFIG_FILE,
+    TRAINING_META,
     Checkpoint,
     Sidecars,
+    as_loose,
     open_checkpoint,
     open_weights,
+    read_beside,
+    read_metadata,
     write_adapters,
     write_directory,
 )
@@ -36,8 +38,10 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import adapted_names, peft_name
+from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.shards import SHARD_BYTES, ShardOptions, written_whole
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
+from dzrobot.policies.dreamzero.loose import LOOSE, LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 
 Layout = Literal["directory", "full_weights", "dcp", "peft"]
@@ -50,8 +54,8 @@ class ConvertOptions:
     to: Layout = "directory"
     """Official folder, one ``.pt`` state dict, a distributed checkpoint, or peft's adapters."""
 
-    config_from: str | Path | None = None
-    """Folder with config.json and experiment_cfg, where the source has none."""
+    config_from: str | Path | LooseWeights | None = None
+    """What the source is, where it has no config.json or no statistics; a folder has both."""
 
     base: tuple[str, ...] = ()
     """Base checkpoint or component folders, for a source that holds only what was trained."""
@@ -81,6 +85,12 @@ class Converted:
     initialized: tuple[str, ...] = ()
     """Tensors newly initialized because no file holds them."""
 
+    absent: int = 0
+    """Tensors that are not written, and come from the base when a policy is opened."""
+
+    base: str | None = None
+    """Path or hub id of that base, where the checkpoint names it."""
+
 
 def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions) -> Converted:
     """Write the checkpoint in ``sources`` to the new path ``target``.
@@ -101,7 +111,11 @@ def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions
             f"{len(paths)} sources given, none of them with Wan component files; give one "
             "checkpoint"
         )
-    if options.to in ("directory", "peft") or options.merge or options.base or options.whole:
+    weighed = options.merge or options.base or options.whole
+    # What a training checkpoint leaves out is said whatever it is turned into.
+    known = (paths[0] / TRAINING_META).is_file()
+    converted = Converted(path=target, tensors=0)
+    if options.to in ("directory", "peft") or weighed or known:
         checkpoint = open_checkpoint(
             paths[0], config_from=options.config_from,
             base=options.base[0] if len(options.base) == 1 else None,
@@ -114,13 +128,17 @@ def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions
             passport = replace(passport, base=None)
         sidecars = Sidecars(
             config_json=_config(checkpoint, merged=options.merge), complete=complete,
+            metadata=None if checkpoint.statistics is None else checkpoint.metadata,
             copy_from=checkpoint.folder, passport=passport,
             keeps_card=checkpoint.folder == checkpoint.path and weights is checkpoint.weights,
         )  # fmt: skip
+        if not complete and options.to != "peft":
+            absent = slots(build_network(checkpoint.config)).keys() - weights.tensors.keys()
+            converted = replace(converted, absent=len(absent), base=recorded_base(passport))
     else:
         weights, sidecars = open_weights(paths[0]), None
     _write(weights, sidecars, target, options)
-    return Converted(path=target, tensors=len(weights.tensors))
+    return replace(converted, tensors=len(weights.tensors))
 
 
 def _convert_components(
@@ -129,17 +147,20 @@ def _convert_components(
     if options.config_from is None:
         raise CheckpointError(
             f"{', '.join(map(str, folders))} holds Wan component files, which do not say what "
-            "robot they shall serve; name a "
-            "folder with config.json and experiment_cfg/metadata.json (--config-from)"
+            f"robot they shall serve: {LOOSE}"
         )
-    folder = locate(options.config_from)
-    config_json = read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError)
+    loose = as_loose(options.config_from)
+    folder, config_json = read_beside(folders[0], loose)
     config = NetworkConfig.from_dict(config_json)
     start = cold_start(
         find_components(folders, config), config, expected_shapes(config), seed=options.seed
     )
     check_weights(build_network(config), start.source)
-    _write(start.source, Sidecars(config_json=config_json, copy_from=folder), target, options)
+    sidecars = Sidecars(
+        config_json=config_json, copy_from=folder,
+        metadata=None if loose.metadata is None else read_metadata(Path(loose.metadata)),
+    )  # fmt: skip
+    _write(start.source, sidecars, target, options)
     return Converted(path=target, tensors=len(start.source.tensors), initialized=start.initialized)
 
 

@@ -51,6 +51,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     open_pickled,
     open_safetensors,
 )
+from dzrobot.policies.dreamzero.loose import LOOSE, LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.yaml_values import LARGEST, read_yaml
 
@@ -87,6 +88,9 @@ class Checkpoint:
     config_json: Mapping[str, Any] = field(repr=False)
     """config.json as it is."""
 
+    statistics: Path | None = None
+    """metadata.json where it does not lie in ``folder``."""
+
     @cached_property
     def config(self) -> NetworkConfig:
         """Return what config.json describes."""
@@ -99,12 +103,12 @@ class Checkpoint:
         Raises:
             CheckpointError: There is none.
         """
-        file = self.folder / METADATA_FILE
+        file = self.statistics or self.folder / METADATA_FILE
         if not file.is_file():
             raise CheckpointError(
                 f"{self.folder} has no {METADATA_FILE}, which holds the normalization statistics; "
-                "copy it from where the "
-                "checkpoint was published, or make it from the training data with `dzrobot stats`"
+                "give the file that the weights were trained with (--metadata FILE): it is where "
+                "the checkpoint was published, or made from the training data with `dzrobot stats`"
             )
         return file
 
@@ -161,7 +165,7 @@ def open_checkpoint(
     path_or_repo: str | Path,
     *,
     revision: str | None = None,
-    config_from: str | Path | None = None,
+    config_from: str | Path | LooseWeights | None = None,
     base: Base | None = None,
 ) -> Checkpoint:
     """Return the checkpoint at ``path_or_repo``, of any layout, without reading its weights.
@@ -171,8 +175,8 @@ def open_checkpoint(
             folder or the ``global_step_N`` folder of a run; ``checkpoints/step_N`` of a training
             run of this package; LoRA adapters in the format of peft; or a Hugging Face id.
         revision: Branch, tag or commit of a Hugging Face repository.
-        config_from: Folder with config.json and experiment_cfg, for layouts that have none beside
-            the weights.
+        config_from: What the weights are, for layouts that have no config.json or no statistics
+            beside them; a folder is short for ``LooseWeights(folder=...)``.
         base: Of a checkpoint that holds only what was trained. Adapters that others made have
             nothing beside them: what is needed is then taken from their base.
 
@@ -185,20 +189,71 @@ def open_checkpoint(
     weights = open_weights(path)
     check_part_names(weights.tensors, weights.origin)
     folder = path if path.is_dir() else path.parent
-    if config_from is not None:
-        folder = locate(config_from)
-    elif isinstance(base, str | Path) and _is_bare(folder):
-        folder = locate(base)
-    if not (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"{folder} has no {CONFIG_FILE}, which says what network the weights are; name a "
-            "folder that has it and "
-            "experiment_cfg/metadata.json (config_from, on the command line --config-from)"
-        )
-    config_json = read_json(folder / CONFIG_FILE, dict[str, Any], CheckpointError)
+    loose = as_loose(config_from)
+    alone = loose.folder is None and loose.network is None
+    if alone and isinstance(base, str | Path) and _is_bare(folder):
+        loose = replace(loose, folder=base)
+    folder, config_json = read_beside(folder, loose)
     if has_adapter_config(path):
         config_json = adapted_config(config_json, read_adapter_config(path), weights.tensors)
-    return Checkpoint(path=path, weights=weights, folder=folder, config_json=config_json)
+    return Checkpoint(
+        path=path, weights=weights, folder=folder, config_json=config_json,
+        statistics=_statistics(folder, loose),
+    )  # fmt: skip
+
+
+def as_loose(config_from: str | Path | LooseWeights | None) -> LooseWeights:
+    """Return what is given as a description; None is one that says nothing."""
+    if isinstance(config_from, LooseWeights):
+        return config_from
+    return LooseWeights(folder=config_from)
+
+
+def read_beside(folder: Path, loose: LooseWeights) -> tuple[Path, dict[str, Any]]:
+    """Return the folder whose files lie beside the weights, and the content of config.json.
+
+    Args:
+        folder: Where the weights lie.
+        loose: What stands in for what is not there.
+
+    Raises:
+        CheckpointError: Nothing says what network it is, or two things do.
+    """
+    if loose.folder is not None:
+        folder = locate(loose.folder)
+    file = folder / CONFIG_FILE
+    if loose.network is not None:
+        if file.is_file():
+            raise CheckpointError(
+                f"{file} says what network the weights are: leave the other one "
+                f"({_named(loose)}) out"
+            )
+        statistics = _statistics(folder, loose) or folder / METADATA_FILE
+        known = read_metadata(statistics) if statistics.is_file() else None
+        return folder, loose.config(known).to_dict()
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG_FILE}, which says what network the weights are: {LOOSE}"
+        )
+    return folder, dict(read_json(file, dict[str, Any], CheckpointError))
+
+
+def _named(loose: LooseWeights) -> str:
+    network = loose.network
+    return "a network" if isinstance(network, NetworkConfig) else f"preset {network}"
+
+
+def _statistics(folder: Path, loose: LooseWeights) -> Path | None:
+    """Return the statistics that are given; they do not stand in for others beside the weights."""
+    if loose.metadata is None:
+        return None
+    given, own = Path(loose.metadata).expanduser(), folder / METADATA_FILE
+    if loose.folder is None and own.is_file() and read_metadata(own) != read_metadata(given):
+        raise CheckpointError(
+            f"{own} holds the statistics of these weights, and {given} others: leave them out "
+            "(--metadata)"
+        )
+    return given
 
 
 def _is_bare(folder: Path) -> bool:

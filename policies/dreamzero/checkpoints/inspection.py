@@ -102,7 +102,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     wrong = (
         name for name in shapes.keys() & given.keys() if not fits(given[name].shape, shapes[name])
     )
-    has_metadata = (checkpoint.folder / METADATA_FILE).is_file()
+    has_metadata = (checkpoint.statistics or checkpoint.folder / METADATA_FILE).is_file()
     names = (str(METADATA_FILE), str(TRAINING_FILE), TOKENIZER_FOLDER, PASSPORT_FILE)
     return Report(
         path=checkpoint.path,

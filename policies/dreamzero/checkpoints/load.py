@@ -213,14 +213,14 @@ def complete_source(
 
 
 def _recorded_base(checkpoint: Checkpoint) -> str | None:
-    """Return the folder that training started from, if it is still there.
+    """Return what training started from, if it is still there.
 
     Its weights are compared with the fingerprint in the passport, like those of one that is given.
     """
     if checkpoint.passport_base is None:
         return None
     path = recorded_base(checkpoint.own_passport)
-    return path if path is not None and Path(path).expanduser().is_dir() else None
+    return path if path is not None and Path(path).expanduser().exists() else None
 
 
 def _known_complete(checkpoint: Checkpoint, absent: set[str]) -> WeightSource:
@@ -290,10 +290,10 @@ def check_weights(network: nn.Module, source: WeightSource) -> None:
     missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys()
     if missing or unexpected:
         raise CheckpointError(
-            f"{source.origin} does not hold the weights of its config.json: missing "
+            f"{source.origin} does not hold the weights of its config.json or preset: missing "
             f"{preview(missing)}; unexpected "
-            f"{preview(unexpected)}; use the config.json published with these weights, or download "
-            "them again"
+            f"{preview(unexpected)}; use the config.json published with these weights (or the "
+            "preset they were trained from), or download them again"
         )
     misshapen = [
         text for name, info in given.items() if (text := _misfit(name, info, wanted[name].shape))
@@ -301,7 +301,7 @@ def check_weights(network: nn.Module, source: WeightSource) -> None:
     if misshapen:
         raise CheckpointError(
             f"{source.origin} holds {preview(misshapen)}; use the config.json published with these "
-            "weights"
+            "weights, or the preset they were trained from"
         )
     odd = {
         f"{name} ({info.dtype})" for name, info in given.items() if info.dtype not in _WEIGHT_DTYPES

@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from dzrobot.documents import shorten
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, find, preview
 
 Config = TypeVar("Config")
@@ -400,6 +401,24 @@ class NetworkConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return a config.json of the published shape that :meth:`from_dict` reads back equal."""
         return _written(self)
+
+    def for_robot(self, robot: Embodiment) -> "NetworkConfig":
+        """Return this network with the horizon, sample length and frame size of ``robot``.
+
+        None of these changes the shape of a weight.
+        """
+        timing = robot.timing
+        head = replace(
+            self.head, action_horizon=timing.action_horizon, num_frames=timing.frames
+        )  # fmt: skip
+        rows, columns = self.target_size or robot.image_size
+        step = self.size_multiple
+        dit = replace(
+            self.dit,
+            num_action_per_block=timing.action_horizon,
+            frame_seqlen=(rows // step) * (columns // step),
+        )
+        return replace(self, head=head, dit=dit)
 
     @property
     def target_size(self) -> tuple[int, int] | None:
