@@ -350,8 +350,9 @@ class ParallelConfig(FrozenConfig):
     """What a block recomputes in the backward pass: nothing, all but matrix products, everything.
     """
 
-    compile: bool = True
-    """Compile each transformer block."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile each transformer block, and what encodes images. The first step then takes minutes.
+    ``auto``: on an accelerator; on a CPU it gains little."""
 
     kept_blocks: NonNegative = 0
     """Last blocks that keep their activations even so, to use memory that is left."""

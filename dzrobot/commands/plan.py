@@ -45,16 +45,9 @@ def run(args: argparse.Namespace) -> int:
         )
     # Torch only now: faults of the recipe are reported at once.
     from dzrobot.training.cost.memory import GIB
-    from dzrobot.training.cost.plan import (
-        check_fits,
-        choose_accumulation,
-        describe_plan,
-        fill_memory,
-        plan_run,
-    )
+    from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run, settle
 
-    config = fill_memory(config, base, args.gpus, args.memory * GIB)
-    config = choose_accumulation(config, base, args.gpus, args.memory * GIB)
+    config = settle(config, base, args.gpus, args.memory * GIB)
     plan = plan_run(config, base, args.gpus, args.peak_tflops)
     print(describe_plan(plan))
     if args.profile:

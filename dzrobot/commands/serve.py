@@ -14,6 +14,7 @@ from dzrobot.commands.options.policy import (
     add_speed,
     add_steps,
     add_weights,
+    asks_to_compile,
     read_access,
     read_weights,
 )
@@ -208,7 +209,7 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
             cfg_scale=arguments.cfg_scale,
             noise=arguments.noise,
             seed=arguments.policy_seed,
-            compile=bool(arguments.compile),
+            compile=asks_to_compile(arguments),
             graphs=bool(arguments.graphs),
             max_sessions=room,
         ),

@@ -31,6 +31,7 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
+from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
@@ -102,6 +103,10 @@ class DreamZeroPolicy:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
             self._network.compile_encoders()
+        self._compiling = CompileNotice(
+            what="the network", key=repr((self._network.config, self._network.dtype, self.options)),
+            device=self._network.device, is_on=self.options.compile,
+        )  # fmt: skip
         self._generate = self.options.generate()
         # Loaded here, so that the first plan does not wait for a library.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
@@ -608,7 +613,8 @@ class DreamZeroPolicy:
             if episode.memory is None:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
-        prediction = predict(self._network, memories, requests, self._generate, self._lanes)
+        with self._compiling.watching("plan"):
+            prediction = predict(self._network, memories, requests, self._generate, self._lanes)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):

@@ -34,9 +34,9 @@ from dzrobot.training.cost.memory import (
 from dzrobot.training.cost.plan import (
     RunPlan,
     check_fits,
-    fill_memory,
     most_accumulation,
     plan_run,
+    settle,
 )
 from dzrobot.training.run import parallel
 from dzrobot.training.run.build import build
@@ -248,6 +248,14 @@ def test_weights_kept_between_micro_batches_are_counted(counts):
     ) == whole  # fmt: skip
 
 
+@pytest.mark.parametrize(("device_bytes", "compiles"), [(0.0, False), (1e12, True)])
+def test_only_an_accelerator_compiles_unasked(train_root, device_bytes, compiles):
+    base = open_checkpoint(train_root / "tiny").config
+    for asked, settled in (("auto", compiles), (True, True), (False, False)):
+        config = train_worlds.config(train_root, parallel__compile=asked)
+        assert settle(config, base, 1, device_bytes).parallel.compile is settled
+
+
 def test_accumulation_that_does_not_fit_is_named(counts):
     setup = accumulating(enable_gradient_accumulation=True)
     plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
@@ -282,7 +290,7 @@ def test_memory_is_filled_with_kept_blocks(train_root, solo):
         return plan_run(changed, base, 1, None).memory.peak
 
     blocks = base.dit.num_layers
-    for limit, kept in ((peak(2), 2), (peak(3) - 1, 2), (peak(blocks), blocks), (0, 0)):
-        assert fill_memory(config, base, 1, limit).parallel.kept_blocks == kept
+    for limit, kept in ((peak(2), 2), (peak(3) - 1, 2), (peak(blocks), blocks), (1, 0)):
+        assert settle(config, base, 1, limit).parallel.kept_blocks == kept
     with pytest.raises(ConfigError, match=r"this run has none: give parallel.kept_blocks a number"):
         build(config, solo)

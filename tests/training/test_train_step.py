@@ -1,5 +1,6 @@
 """One step of the trainer: recorded numbers, independence of the batch, stored prompts."""
 
+import contextlib
 import dataclasses
 import weakref
 from datetime import timedelta
@@ -97,6 +98,21 @@ def test_a_micro_batch_is_read_when_it_is_needed(train_root, solo, norm, order):
     run.prepare = prepared
     run.train_step(read())
     assert " ".join(events) == order
+
+
+def test_steps_and_evaluations_that_compile_would_say_so(train_root, solo, tmp_path):
+    changes = {"data__holdout_episodes": 1, "runner__eval_interval": 2, "runner__max_steps": 2}
+    changes |= {"runner__eval_windows": 1, "runner__output_dir": tmp_path}
+    run, works = train_worker.trainer(solo, train_root, **changes), []
+
+    class Notice:
+        def watching(self, work):
+            works.append(work)
+            return contextlib.nullcontext()
+
+    run.components = dataclasses.replace(run.components, compiling=Notice())
+    run.run()
+    assert works == ["training step", "training step", "evaluation"]
 
 
 @pytest.mark.parametrize("norm", ["padded", "masked"])

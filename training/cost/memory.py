@@ -315,7 +315,10 @@ def executed_tokens(setup: Setup, shape: SampleShape) -> int:
 
 
 def kept_widths(setup: Setup) -> float:
-    """Return the numbers that one block keeps per token when it recomputes nothing."""
+    """Return the numbers that one block keeps per token when it recomputes nothing.
+
+    ``parallel.compile: auto`` counts as true: a plan is for accelerators.
+    """
     dit = setup.network.dit
     widths = _COMPILED_WIDTHS if setup.parallel.compile else _EAGER_WIDTHS
     return widths * dit.dim + 2 * dit.ffn_dim

@@ -85,42 +85,40 @@ def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Set
     return setup, longest
 
 
-def fill_memory(
-    config: SFTConfig, base: NetworkConfig, devices: int, device_bytes: float
-) -> SFTConfig:
-    """Return ``config`` with as many kept blocks as fit a device; as it is, if it does not ask so.
+def settle(config: SFTConfig, base: NetworkConfig, devices: int, device_bytes: float) -> SFTConfig:
+    """Return ``config`` with what it leaves to the devices decided.
+
+    That is: whether to compile, how many blocks keep their activations, and when gradients are
+    summed over processes.
 
     Args:
         config: The recipe.
         base: Network it starts from.
         devices: Processes, one device each.
-        device_bytes: Memory of one device.
+        device_bytes: Memory of one device; 0 for a CPU, whose memory is not planned: only what
+            needs no more memory is chosen.
+
+    Raises:
+        ConfigError: ``parallel.fill_memory`` on a CPU.
     """
-    if not config.parallel.fill_memory:
-        return config
     setup, _ = run_setup(config, base, devices)
-    kept = most_kept_blocks(setup, device_bytes)
-    parallel = config.parallel.model_copy(update={"kept_blocks": kept})
-    return config.model_copy(update={"parallel": parallel})
+    if setup.parallel.compile == "auto":
+        setup = _changed(setup, compile=device_bytes > 0)
+    if setup.parallel.fill_memory:
+        if not device_bytes:
+            raise ConfigError(
+                "parallel.fill_memory plans the memory of an accelerator, and this run has none: "
+                "give parallel.kept_blocks a number"
+            )
+        setup = _changed(setup, kept_blocks=most_kept_blocks(setup, device_bytes))
+    if setup.parallel.enable_gradient_accumulation == "auto":
+        choice = most_accumulation(setup, device_bytes)
+        setup = _changed(setup, enable_gradient_accumulation=choice)
+    return config.model_copy(update={"parallel": setup.parallel})
 
 
-def choose_accumulation(
-    config: SFTConfig, base: NetworkConfig, devices: int, device_bytes: float
-) -> SFTConfig:
-    """Return ``config`` with ``enable_gradient_accumulation`` chosen, where it says ``auto``.
-
-    Args:
-        config: The recipe.
-        base: Network it starts from.
-        devices: Processes, one device each.
-        device_bytes: Memory of one device; 0 where it is not planned, so that only what needs no
-            more memory is chosen.
-    """
-    if config.parallel.enable_gradient_accumulation != "auto":
-        return config
-    setup, _ = run_setup(config, base, devices)
-    choice = most_accumulation(setup, device_bytes)
-    return config.model_copy(update={"parallel": _accumulating(setup.parallel, choice)})
+def _changed(setup: Setup, **parallel: object) -> Setup:
+    return replace(setup, parallel=setup.parallel.model_copy(update=parallel))
 
 
 def most_accumulation(setup: Setup, device_bytes: float) -> GradientAccumulation:
@@ -128,24 +126,18 @@ def most_accumulation(setup: Setup, device_bytes: float) -> GradientAccumulation
     if setup.parts == 1 or setup.parallel.reduce_dtype == "bf16":
         return False
     without, whole = (
-        _plan(replace(setup, parallel=_accumulating(setup.parallel, choice))).peak
-        for choice in (False, True)
+        _plan(_changed(setup, enable_gradient_accumulation=choice)).peak for choice in (False, True)
     )
     if whole <= max(without, device_bytes):
         return True
     return "replicas" if shards_of(setup) < setup.devices else False
 
 
-def _accumulating(parallel: ParallelConfig, choice: GradientAccumulation) -> ParallelConfig:
-    return parallel.model_copy(update={"enable_gradient_accumulation": choice})
-
-
 def most_kept_blocks(setup: Setup, device_bytes: float) -> int:
     """Return how many blocks can keep their activations in the memory of a device; 0: none can."""
     counts = count_parameters(setup.network, is_lora=setup.model.is_lora)
     for blocks in range(setup.network.dit.num_layers, 0, -1):
-        parallel = setup.parallel.model_copy(update={"kept_blocks": blocks})
-        if plan_memory(replace(setup, parallel=parallel), counts).peak <= device_bytes:
+        if plan_memory(_changed(setup, kept_blocks=blocks), counts).peak <= device_bytes:
             return blocks
     return 0
 

@@ -44,6 +44,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     UnionSource,
     WeightSource,
 )
+from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
@@ -54,7 +55,7 @@ from dzrobot.policies.dreamzero.quantize import set_nf4
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
-from dzrobot.training.cost.plan import choose_accumulation, fill_memory
+from dzrobot.training.cost.plan import settle
 from dzrobot.training.data import (
     EpisodeSelection,
     ReaderOptions,
@@ -85,6 +86,7 @@ from dzrobot.training.run.parallel import (
     DTYPES,
     DistributedEnvironment,
     clean_name,
+    compile_notice,
     device_memory,
     parallelize,
     shard_frozen,
@@ -113,6 +115,7 @@ class TrainingComponents:
     optimizer: Optimizer
     ema: Ema | None
     metrics: TrainMetrics
+    compiling: CompileNotice
 
 
 def _augmentation(data: DataConfig) -> AugmentConfig | None:
@@ -132,11 +135,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
     """
     torch.use_deterministic_algorithms(config.runner.deterministic)
     initial = open_initial_weights(config.model, config.runner.seed)
-    if config.parallel.fill_memory:
-        config = fill_memory(config, initial.base, world.size, device_memory(world.device))
-    # A processor's memory is not planned.
-    limit = 0.0 if world.device.type == "cpu" else device_memory(world.device)
-    config = choose_accumulation(config, initial.base, world.size, limit)
+    config = settle(config, initial.base, world.size, device_memory(world.device))
     network = network_config(config, initial)
     datasets = open_datasets(config, initial)
 
@@ -152,9 +151,11 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         longest = stored.longest(texts)
 
     model = shard(config, network, initial, world)
+    compiling = compile_notice(config, network, world)
     features = None
     if config.data.cache_features:
-        features = precompute_features(config, model, datasets.train, world)
+        with compiling.watching("encoding of images"):
+            features = precompute_features(config, model, datasets.train, world)
         datasets = replace(datasets, train=datasets.train.without_images())
     prompts: Prompts = stored or PromptEncoder(
         model, PromptTokenizer(tokenizer, text_len=network.dit.text_len)
@@ -178,6 +179,7 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
         metrics=TrainMetrics(rates, world.device),
+        compiling=compiling,
     )  # fmt: skip
 
 

@@ -32,10 +32,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.compiling import CompileNotice
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.quantize import multiplies_fp8
 from dzrobot.process import end_with_launcher
-from dzrobot.training.sft_config import ParallelConfig
+from dzrobot.training.sft_config import ParallelConfig, SFTConfig
 
 _Value = TypeVar("_Value")
 
@@ -163,6 +165,7 @@ def parallelize(
     Returns:
         The mesh, of dimensions ``replicate`` and ``shard``.
     """
+    assert config.compile != "auto", "decided by settle()"
     mesh = build_mesh(config, world)
     if config.float8:
         use_float8(blocks, world.device)
@@ -193,17 +196,22 @@ def use_float8(blocks: nn.ModuleList, device: torch.device) -> None:
 
 
 def device_memory(device: torch.device) -> float:
-    """Return the memory of an accelerator in bytes.
-
-    Raises:
-        ConfigError: ``device`` is a processor.
-    """
+    """Return the memory of an accelerator in bytes; 0 of a processor, whose memory is shared."""
     if device.type != "cuda":
-        raise ConfigError(
-            "parallel.fill_memory plans the memory of an accelerator, and this run has none: give "
-            "parallel.kept_blocks a number"
-        )
+        return 0.0
     return float(torch.cuda.get_device_properties(device).total_memory)
+
+
+def compile_notice(
+    config: SFTConfig, network: NetworkConfig, world: DistributedEnvironment
+) -> CompileNotice:
+    """Return what tells the user that a run compiles its network; on the main process alone."""
+    dit, parallel, runner = network.dit, config.parallel, config.runner
+    return CompileNotice(
+        what=f"{dit.num_layers} blocks, {dit.dim} wide, and what encodes images",
+        key=repr((network, parallel, config.model.is_lora, runner.micro_batch_size)),
+        device=world.device, is_on=world.is_main and parallel.compile is True,
+    )  # fmt: skip
 
 
 def build_mesh(config: ParallelConfig, world: DistributedEnvironment) -> DeviceMesh:

@@ -130,7 +130,8 @@ class Trainer:
         last = config.runner.max_steps
         batches = self.batches(last)
         while self.step < last:
-            outcome = self.train_step(batches)
+            with self.components.compiling.watching("training step"):
+                outcome = self.train_step(batches)
             self.step += 1
             if self.components.ema is not None:
                 self.components.ema.update(outcome.skipped)
@@ -151,7 +152,8 @@ class Trainer:
                 )  # fmt: skip
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
-                with self.components.metrics.excluded():
+                evaluating = self.components.compiling.watching("evaluation")
+                with self.components.metrics.excluded(), evaluating:
                     log.note(self.step, evaluate_open_loop(self.components))
             if rollout_due:
                 with self.components.metrics.excluded():

@@ -41,6 +41,9 @@ def render_variables(devices: Sequence[int] | None) -> tuple[Mapping[str, str], 
 OFFLOAD_LOG = "dzrobot.policies.dreamzero.checkpoints.load"
 """Logger that says where weights lie."""
 
+COMPILE_LOG = "dzrobot.policies.dreamzero.compiling"
+"""Logger that says what is compiled."""
+
 
 def add_weights(group: Any) -> None:
     """Declare device, precision and source of a checkpoint's weights."""
@@ -143,6 +146,14 @@ def read_weights(arguments: argparse.Namespace) -> dict[str, Any]:
         "base": arguments.base,
         "config_from": read_loose_weights(arguments),
     }
+
+
+def asks_to_compile(arguments: argparse.Namespace) -> bool:
+    """Return whether ``--compile`` was given; what is compiled is then logged."""
+    if not arguments.compile:
+        return False
+    logging.getLogger(COMPILE_LOG).setLevel(logging.INFO)
+    return True
 
 
 def _memory(bytes_: int | None, device: str) -> int | None:
