@@ -1,7 +1,6 @@
 """Networks with random weights as a policy has them, and the chunks of their episodes."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from train_setup import PROMPT_ROWS, Bench
@@ -51,9 +50,8 @@ def question(bench: Bench, frames: int) -> InferenceRequest:
 
 
 def episodes(
-    bench: Bench, model: WorldActionModel, lanes: Sequence[Lane] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[dict[int, float]]:  # fmt: skip
+    bench: Bench, model: WorldActionModel, lanes: Sequence[Lane] | None = None
+) -> Iterator[dict[int, float]]:
     """Yield the seconds of an episode's chunks, by the latent frame at which each begins.
 
     An episode ends where its window does. The first one compiles, allocates and encodes prompts.
@@ -66,7 +64,7 @@ def episodes(
         asked = question(bench, 1)
         while (start := session.next_start(asked, window)) not in times:
             spent: list[float] = []
-            with timed(spent, bench.world.device, clock):
+            with timed(spent, bench.world.device):
                 predict(model, [session], [asked], options, lanes)
             times[start] = spent[0]
             asked = question(bench, 4)

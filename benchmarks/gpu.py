@@ -9,7 +9,6 @@ missing, is listed as skipped, with the reason, and never as passed.
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import signal
@@ -55,13 +54,10 @@ LIBRARIES = (
 DONE = ("passed", "measured")
 """Outcomes that are not tried again unasked."""
 
-FORECASTS = Path(__file__).with_name("gpu_forecasts.json")
-"""Made beforehand by ``gpu_forecast.py``: kind of device -> part -> figure -> value."""
-
 _TAIL = 1500
 """Characters of what a failed part said that are kept."""
 
-_OWN = ("dzrobot", "golden_kinds")
+_OWN = ("dzrobot", "golden_kinds", "rehearsal")
 
 
 def main() -> int:
@@ -207,11 +203,9 @@ def _child(options: argparse.Namespace) -> int:
     """Run one part in this process; its figures and its end go to the output as they come."""
     start, device = time.monotonic(), _device(options.device)
     stamp = _stamp(options, device, options.child)
-    forecasts = _forecasts(stamp)
 
-    def record(name: str, value: Value, forecast: float | None = None) -> None:
-        expected = forecasts.get(name) if forecast is None else forecast
-        line = stamp._replace(name=name, value=value, forecast=expected, when=_now())
+    def record(name: str, value: Value, peak: float | None = None) -> None:
+        line = stamp._replace(name=name, value=value, peak=peak, when=_now())
         append(options.output, line)
         print(f"   {_figure(line)}", flush=True)
 
@@ -232,23 +226,12 @@ def _child(options: argparse.Namespace) -> int:
     return 0
 
 
-def _forecasts(stamp: Line) -> Mapping[str, float]:
-    """Return the shipped forecasts of a part; none of small networks and unknown devices."""
-    if stamp.size != "true":
-        return {}
-    known = json.loads(FORECASTS.read_text(encoding="utf-8"))
-    kind = next((kind for kind in known if kind in stamp.device and "PCIe" not in stamp.device), "")
-    return known.get(kind, {}).get(stamp.part, {})
-
-
 def _figure(line: Line) -> str:
-    """Return a figure as text, its forecast and the ratio to it beside it."""
-    value, expected = line.value, line.forecast
-    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    if expected is None:
+    """Return a figure as text, beside the peak of the data sheet where there is one."""
+    shown = f"{line.value:.4g}" if isinstance(line.value, float) else str(line.value)
+    if line.peak is None or not isinstance(line.value, float):
         return f"{line.name}: {shown}"
-    ratio = f", {value / expected:.2f} of it" if isinstance(value, float) and expected else ""
-    return f"{line.name}: {shown}, forecast {expected:.4g}{ratio}"
+    return f"{line.name}: {shown}, {line.value / line.peak:.0%} of the peak of {line.peak:.4g}"
 
 
 def _print(output: Path, stamp: Line) -> int:

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import get_args
 
 import torch
 import torch.distributed as dist
+from from_tests import Rehearsal, rehearse
 from gpu_parts import Outcome, Request, compute_dtype, judged, limit, relative
 from policy import TimedNetwork, build, training_case
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ from dzrobot.policies.dreamzero.quantize import (
 from dzrobot.training.bench.document import BenchSettings
 from dzrobot.training.bench.learning import asked_recipe
 from dzrobot.training.bench.measuring import release, timed
-from dzrobot.training.forecast.rehearsal import Rehearsal, rehearse
 from dzrobot.training.run.build import build as build_run
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.parallel import (
@@ -76,7 +75,7 @@ def devices(request: Request) -> Outcome:
     # What a process makes once and keeps is made before anything is counted.
     _step(model, batch)
     found = rehearse(lambda _: _step(model, batch), request.device)
-    request.record("operators", float(found.eager.total()))
+    request.record("operators", float(found.calls.total()))
     if wrong := faults(found):
         return Outcome("failed", "; ".join(wrong))
     if request.device.type == "cpu":
@@ -89,7 +88,7 @@ def devices(request: Request) -> Outcome:
 
 def faults(found: Rehearsal) -> list[str]:
     """Return what should not be in a step; where nothing ran on the device, nothing is proven."""
-    wrong = [] if found.eager else ["no operator ran on the device"]
+    wrong = [] if found.calls else ["no operator ran on the device"]
     wrong += [f"float32 product, {n} times: {name}" for name, n in found.single_products.items()]
     wrong += [f"mixes devices, {n} times: {place}" for place, n in found.misplaced.items()]
     wrong += [f"the host waits: {upload.place}" for upload in found.uploads if upload.is_blocking]
@@ -128,7 +127,6 @@ def _goldens(request: Request, dtype: torch.dtype) -> Outcome:
     folder = request.goldens or Path(os.environ.get("DZROBOT_GOLDENS") or "")
     if not folder.name or not folder.is_dir():
         return Outcome("skipped", "no reference numbers: give --goldens or set DZROBOT_GOLDENS")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/goldens"))
     from golden_kinds.registry import Golden, manifests
 
     # Convolutions would round to 10 bits.

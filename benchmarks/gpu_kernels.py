@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.training.bench.measuring import synchronize
-from dzrobot.training.cost.accelerators import SUSTAINED, Kind, accelerator
+from dzrobot.training.cost.speed import device_peak
 
 _REPEATS = 5
 _SECONDS = 0.02
@@ -73,6 +73,9 @@ CONVOLUTIONS = {
 }
 """Batch, channels, frames, height, width of the Wan encoder's inputs, padding included."""
 
+BANDWIDTHS = {"H100 PCIe": 2.0, "H100": 3.35, "H200": 4.8, "A100": 2.039}
+"""TB/s of the memory by the data sheets, by a part of the device's name."""
+
 BACKENDS = {
     "torch's choice": None,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -82,16 +85,24 @@ BACKENDS = {
 
 
 def kernels(request: Request) -> Outcome:
-    """Time products, attention, convolutions and a copy, beside what the forecast gives them."""
+    """Time products, attention, convolutions and a copy, beside the peaks of the data sheet."""
     table = _Table(request)
     table.products()
     table.attentions()
     table.convolutions()
     table.copy()
-    said = "TFLOP/s; the forecast is a share of the data sheet's peak"
+    said = "TFLOP/s and TB/s, beside the peaks of the data sheet"
     if request.device.type == "cpu":
         return Outcome("skipped", "the table runs; the shapes are a GPU's, here smaller")
     return Outcome("measured", said)
+
+
+def _bandwidth(device: torch.device) -> float | None:
+    """Return TB/s of the memory by the data sheet, None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((rate for part, rate in BANDWIDTHS.items() if part in name), None)
 
 
 class _Table:
@@ -101,10 +112,7 @@ class _Table:
         self._request, self._device = request, request.device
         self._dtype = compute_dtype(request.device)
         self._scale = 1 if request.size == "true" else 16
-        known = None
-        if request.device.type == "cuda":
-            known = accelerator(torch.cuda.get_device_name(request.device))
-        self._known = known
+        self._peak = device_peak(request.device)
 
     def products(self) -> None:
         for name, (rows, inner, outer) in PRODUCTS.items():
@@ -179,17 +187,12 @@ class _Table:
     def copy(self) -> None:
         numbers = self._random(2**30 // self._scale**2)
         spent = self._seconds(numbers.clone)
-        expected = None
-        if self._known is not None:
-            expected = self._known.memory_gbs * SUSTAINED["memory"] / 1e3
-        self._request.record("copy, TB/s", 2 * numbers.nbytes / spent / 1e12, expected)
+        self._request.record(
+            "copy, TB/s", 2 * numbers.nbytes / spent / 1e12, _bandwidth(self._device)
+        )
 
     def _keep(self, name: str, flops: float, spent: float) -> None:
-        kind: Kind = next(kind for kind in SUSTAINED if name.startswith(kind))
-        expected = None
-        if self._known is not None:
-            expected = self._known.half_tflops * SUSTAINED[kind]
-        self._request.record(f"{name}, TFLOP/s", flops / spent / 1e12, expected)
+        self._request.record(f"{name}, TFLOP/s", flops / spent / 1e12, self._peak)
 
     def _small(self, size: int, least: int = 16) -> int:
         return max(least, size // self._scale)

@@ -19,8 +19,8 @@ Value = float | str | None
 class Record(Protocol):
     """Keeps one figure: prints it and appends it to the output."""
 
-    def __call__(self, name: str, value: Value, forecast: float | None = None) -> None:
-        """Keep ``value``; without a ``forecast`` the one that was shipped stands beside it."""
+    def __call__(self, name: str, value: Value, peak: float | None = None) -> None:
+        """Keep ``value``, beside the ``peak`` that the device's data sheet gives, if any."""
 
 
 class Request(NamedTuple):
@@ -61,7 +61,9 @@ class Line(NamedTuple):
     """Of a figure; nothing where a part ends."""
 
     value: Value = None
-    forecast: float | None = None
+    peak: float | None = None
+    """By the data sheet, in the unit of the value."""
+
     status: str = ""
     """Where a part ends."""
 

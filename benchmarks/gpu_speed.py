@@ -1,4 +1,4 @@
-"""Speed on a device beside its forecast, with random weights, and simulators that draw on it."""
+"""Speed on a device with random weights, and simulators that draw on it."""
 
 import itertools
 import os

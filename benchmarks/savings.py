@@ -11,34 +11,45 @@ as plain products (not exact). Full size runs on the meta device, without weight
 import argparse
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-
-from dzrobot.commands.options import flags
-from dzrobot.modality import video as video_module
-from dzrobot.policies.dreamzero.network import vae as vae_module
-from dzrobot.policies.dreamzero.network.attention import attend
-from dzrobot.policies.dreamzero.network.config import VaeConfig
-from dzrobot.policies.dreamzero.network.vae import Vae
-from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
-from dzrobot.training.forecast.kernels import Kernels
-from dzrobot.training.forecast.operators import RECORDED
-from dzrobot.training.forecast.published import STEPS, chunk_plan
-from dzrobot.training.forecast.rehearsal import (
+from from_tests import (
+    RECORDED,
+    Call,
+    ChunkSetup,
     StepSetup,
     rehearse_chunks,
     rehearse_step,
     with_layers,
 )
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from dzrobot.commands.options import flags
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.modality import video as video_module
+from dzrobot.policies.dreamzero.network import vae as vae_module
+from dzrobot.policies.dreamzero.network.attention import attend
+from dzrobot.policies.dreamzero.network.config import VaeConfig
+from dzrobot.policies.dreamzero.network.session import GenerateOptions
+from dzrobot.policies.dreamzero.network.vae import Vae
+from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
+from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.recipes.read import read_planned
 
-_STEPS = ("5B, all weights, 1 device", "14B, LoRA, 1 device")
+STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "5B, all weights, 1 device": ("droid_sft_dreamzero_5b", ("runner.global_batch_size=32",)),
+    "14B, LoRA, 1 device": (
+        "droid_sft_dreamzero_14b", ("model.is_lora=true", "runner.global_batch_size=1"),
+    ),
+}  # fmt: skip
+"""Name -> recipe and changes."""
+
 _CLIP = (2, 3, 9, 64, 96)
 
 
@@ -56,41 +67,42 @@ def before() -> Iterator[None]:
 
 def step_lines(name: str) -> Iterator[str]:
     """Yield operators and bytes of a step's frames and encoders."""
-    recipe, changes, devices = STEPS[name]
-    config, base = read_planned(recipe, changes, devices)
-    setup, robot = run_setup(config, base, devices)
+    recipe, changes = STEPS[name]
+    config, base = read_planned(recipe, changes, 1)
+    setup, robot = run_setup(config, base, 1)
     plan = StepSetup(
         setup=replace(setup, network=with_layers(setup.network, 1)), robot=robot,
         prompt_rows=ASSUMED_PROMPT, augmented=config.data.augment,
     )  # fmt: skip
     with before():
-        old = rehearse_step(plan).micro_batch
-    new = rehearse_step(plan).micro_batch
+        old = rehearse_step(plan)
+    new = rehearse_step(plan)
     for stage in ("frames", "encoders"):
-        forms = {
-            "before": old.of_stage(stage).eager,
-            "eager": new.of_stage(stage).eager,
-            "compiled": new.of_stage(stage).compiled,
-        }
-        for form, kernels in forms.items():
-            yield f"{name:<28}{stage:<10}{form:<10}{_size(kernels)}"
+        for form, found in (("before", old), ("now", new)):
+            yield f"{name:<28}{stage:<10}{form:<10}{_size(found.of_stage(stage))}"
 
 
-def _size(kernels: Kernels) -> str:
-    moved = sum(n * kernel.bytes_ for kernel, n in kernels.items())
-    between = sum(n * kernel.bytes_ for kernel, n in kernels.items() if kernel.kind == "memory")
+def _size(calls: Counter[Call]) -> str:
+    moved = sum(n * call.bytes_ for call, n in calls.items())
+    between = sum(n * call.bytes_ for call, n in calls.items() if call.kind == "memory")
     return (
-        f"{kernels.total():>7} operators{moved / 1e9:>9.1f} GB,{between / 1e9:>8.1f} GB of it "
+        f"{calls.total():>7} operators{moved / 1e9:>9.1f} GB,{between / 1e9:>8.1f} GB of it "
         "between products"
     )
 
 
 def chunk_lines(variant: str) -> Iterator[str]:
     """Yield launches of every chunk of a window, and those outside of its recording."""
-    for place, chunk in rehearse_chunks(chunk_plan(variant)).items():
-        outside = sum(n for kernel, n in chunk.eager.items() if kernel.stage != RECORDED)
+    robot = load_embodiment("oxe_droid")
+    config, base = read_planned(f"droid_sft_dreamzero_{variant}", (), 8)
+    plan = ChunkSetup(
+        network=run_network(base, config.model, robot), image_size=robot.image_size,
+        options=GenerateOptions(cfg_scale=robot.cfg_scale), prompt_rows=ASSUMED_PROMPT,
+    )  # fmt: skip
+    for place, chunk in rehearse_chunks(plan).items():
+        outside = sum(n for call, n in chunk.calls.items() if call.stage != RECORDED)
         yield (
-            f"{variant:<28}frame {place}: {chunk.eager.total()} operators, {outside} outside of "
+            f"{variant:<28}frame {place}: {chunk.calls.total()} operators, {outside} outside of "
             "the recording"
         )
 
@@ -175,7 +187,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     parts: dict[str, Callable[[], Iterator[str]]] = {
-        "steps": lambda: (line for name in _STEPS for line in step_lines(name)),
+        "steps": lambda: (line for name in STEPS for line in step_lines(name)),
         "chunks": lambda: (line for variant in ("5b", "14b") for line in chunk_lines(variant)),
         "encoder": lambda: encoder_lines(arguments.repeats),
         "attention": lambda: attention_lines(arguments.repeats),

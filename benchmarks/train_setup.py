@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
-from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     PreparedBatch,
@@ -28,9 +27,9 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config, tiny_metadata
 from dzrobot.training.bench.measuring import GIB, record_noise, synchronize, timed
-from dzrobot.training.cost.accelerators import accelerator, device_peak
 from dzrobot.training.cost.memory import Setup, count_parameters, plan_memory
 from dzrobot.training.cost.plan import most_kept_blocks
+from dzrobot.training.cost.speed import device_peak
 from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
@@ -38,7 +37,6 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
-from dzrobot.training.forecast.rehearsal import ChunkSetup, StepSetup
 from dzrobot.training.recipes.architecture import run_network
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.optimizer import Optimizer
@@ -124,38 +122,24 @@ def make_bench(variant: str, world: DistributedEnvironment, steps: int) -> Bench
     )  # fmt: skip
 
 
-def step_setup(bench: Bench, case: Case) -> StepSetup:
-    """Return the training step of a case, to be planned or rehearsed."""
-    setup = Setup(
+def step_setup(bench: Bench, case: Case) -> Setup:
+    """Return the training step of a case, to be planned."""
+    return Setup(
         network=network_of(bench, case),
         model=ModelConfig(embodiment_tag=bench.robot.tag, is_lora=case.lora),
         parallel=parallel_config(bench, case), image_size=bench.robot.image_size,
         micro_batch=case.mbs, devices=1, averaged=False,
     )  # fmt: skip
-    return StepSetup(setup=setup, robot=bench.robot, prompt_rows=PROMPT_ROWS)
-
-
-def chunk_setup(bench: Bench, dtype: torch.dtype) -> ChunkSetup:
-    """Return the chunks of an episode, to be rehearsed."""
-    return ChunkSetup(
-        network=bench.config, image_size=bench.robot.image_size, options=GenerateOptions(),
-        prompt_rows=PROMPT_ROWS, dtype=dtype,
-    )  # fmt: skip
 
 
 def device_bytes(device: torch.device) -> float | None:
-    """Return the memory of a device by its data sheet, else as it says; None for a processor."""
-    if device.type != "cuda":
-        return None
-    known = accelerator(torch.cuda.get_device_name(device))
-    if known is not None:
-        return 1e9 * known.memory_gb
-    return device_memory(device)
+    """Return the memory of a device; None for a processor."""
+    return device_memory(device) if device.type == "cuda" else None
 
 
 def planned_bytes(bench: Bench, case: Case) -> float:
     """Return the device memory that a case is planned to need."""
-    setup = step_setup(bench, case).setup
+    setup = step_setup(bench, case)
     return plan_memory(setup, count_parameters(setup.network, is_lora=case.lora)).peak
 
 
@@ -186,7 +170,7 @@ def planned_cases(bench: Bench, memory: float | None) -> tuple[list[Case], list[
             largest = fitting[-1]
             kept = 1
             if memory is not None:
-                kept = most_kept_blocks(step_setup(bench, largest).setup, memory)
+                kept = most_kept_blocks(step_setup(bench, largest), memory)
             fitting += [replace(largest, kept=kept)] if kept else []
             break
     return fitting, refused
@@ -314,9 +298,8 @@ def loader_batches(bench: Bench, mbs: int, workers: int) -> Iterator[Any]:
 
 
 def one_step(
-    bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None,
-    *, clock: Callable[[], float] = time.perf_counter,
-) -> None:  # fmt: skip
+    bench: Bench, running: Running, step: int, stages: dict[str, float] | None = None
+) -> None:
     """Do one optimizer step; with ``stages``, time its parts, which costs their overlap."""
     model, optimizer = running.model, running.optimizer
     device = bench.world.device
@@ -327,7 +310,7 @@ def one_step(
             yield
             return
         spent: list[float] = []
-        with timed(spent, device, clock):
+        with timed(spent, device):
             yield
         stages[name] = spent[0] * 1e3
 

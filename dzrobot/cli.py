@@ -25,7 +25,7 @@ GROUPS = {
         "compare": ("compare", "compare evaluations of the same episodes"),
         "report": ("report", "write evaluations as a page with every episode's video"),
         "merge": ("merge", "put shards of one evaluation together"),
-        "bench": ("bench", "measure the speed of training, acting and simulating, or forecast it"),
+        "bench": ("bench", "measure the speed of training, acting and simulating"),
         "libero": ("libero", "set LIBERO up and check its assets"),
     },
     "data": {

@@ -1,7 +1,7 @@
-"""``dzrobot bench``: how fast training, acting, reading and simulating are, here or elsewhere."""
+"""``dzrobot bench``: how fast training, acting, reading and simulating are on this machine."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,7 @@ from dzrobot.training.bench.document import (
 
 if TYPE_CHECKING:
     # They load torch.
-    from dzrobot.training.bench.pace import Pace, PacedRobot, Way
+    from dzrobot.training.bench.pace import Pace, PacedRobot
 
 PAIRS = 5
 """Rounds of two builds in turns, by default."""
@@ -96,12 +96,6 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         help=f"with --against TREE: how often both are measured (default: {PAIRS})",
     )  # fmt: skip
     parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
-    parser.add_argument(
-        "--forecast", nargs="?", const=True, type=flags.text, metavar="DEVICE",
-        help="measure nothing: rehearse the published networks at full size and compute their "
-        "speed on accelerators; with --rate, of --checkpoint (5B, 14B, a folder or hub id) on one "
-        "of them, such as H100",
-    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,8 +106,6 @@ def run(args: argparse.Namespace) -> int:
         return _pace(args, given)
     if args.graphs:
         raise ConfigError("--graphs is looked at with --rate alone: give --rate, or leave it out")
-    if args.forecast:
-        return _forecast(args, given)
     if args.pairs is not None and (args.against is None or args.against.is_file()):
         raise ConfigError("--pairs needs --against TREE: a finished result cannot be run again")
     given.setdefault("device", flags.device("auto"))
@@ -128,106 +120,49 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _forecast(args: argparse.Namespace, given: dict[str, object]) -> int:
-    given |= _results(args)
-    if given:
-        raise ConfigError(f"--forecast measures nothing: leave {', '.join(sorted(given))} out")
-    if args.forecast is not True:
-        raise ConfigError(
-            f"--forecast {args.forecast}: the tables are of every device; leave its name out, or "
-            "give --rate"
-        )
-    from dzrobot.training.forecast.published import forecast_tables
-
-    for line in forecast_tables():
-        print(line)
-    return 0
-
-
 def _results(args: argparse.Namespace) -> dict[str, object]:
     others = {"against": args.against, "pairs": args.pairs, "json": args.json}
     return {name: value for name, value in others.items() if value}
 
 
 _PACED = {"checkpoint", "embodiment", "device", "compile", "repeats"}
-"""Settings that ``--rate`` depends on; a forecast on all but the last of them and the device."""
+"""Settings that ``--rate`` depends on."""
 
 
 def _pace(args: argparse.Namespace, given: dict[str, object]) -> int:
     """Print which ways of planning keep up with a robot of ``--rate`` steps per second."""
-    taken = _PACED - ({"device", "repeats"} if args.forecast else set())
-    others = sorted((given.keys() | _results(args).keys()) - taken)
+    others = sorted((given.keys() | _results(args).keys()) - _PACED)
     if others:
-        what = "forecasts" if args.forecast else "times"
         raise ConfigError(
-            f"--rate {what} the plans of a policy alone: leave {', '.join(others)} out"
+            f"--rate times the plans of a policy alone: leave {', '.join(others)} out"
         )
-    from dzrobot.training.bench import pace
-
-    if args.forecast:
-        source: pace.Source = "forecast"
-        where, robot, seconds = _forecast_plans(args)
-    else:
-        source = "measured"
-        where, robot, seconds = _timed_plans(args, given)
-    rows = [pace.pace_of(way, seconds[way], robot) for way in pace.WAYS]
-    console = Console(width=None if Console().is_terminal else 130, highlight=False)
-    console.print(f"{where}; {robot.embodiment.tag}", soft_wrap=True, markup=False)
-    console.print(_pace_table(rows, robot, source))
-    console.print(pace.advice(rows, robot, source), soft_wrap=True, markup=False)
-    return 0
-
-
-def _timed_plans(
-    args: argparse.Namespace, given: dict[str, object]
-) -> tuple[str, "PacedRobot", "Mapping[Way, float]"]:
     from dzrobot.policies.dreamzero.options import check_device
     from dzrobot.training.bench import pace
     from dzrobot.training.bench.worker import machine_of
 
     given.setdefault("device", flags.device("auto"))
     settings = validated(given, BenchSettings, "the flags", ConfigError)
-    try:
-        check_device(settings.device)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}; without the device, --forecast H100 computes what it would do"
-        ) from None
+    check_device(settings.device)
     parts, robot = pace.opened(settings, args.rate)
     with progress_bar("measuring", every=10) as show:
         seconds = pace.measured_seconds(parts, settings, show, graphs=args.graphs)
     machine = machine_of(settings)
-    return f"measured on {machine.device}, {machine.processor}", robot, seconds
+    where = f"measured on {machine.device}, {machine.processor}; {robot.embodiment.tag}"
+    rows = [pace.pace_of(way, seconds[way], robot) for way in pace.WAYS]
+    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    console.print(where, soft_wrap=True, markup=False)
+    console.print(_pace_table(rows, robot))
+    console.print(pace.advice(rows, robot), soft_wrap=True, markup=False)
+    return 0
 
 
-def _forecast_plans(args: argparse.Namespace) -> tuple[str, "PacedRobot", "Mapping[Way, float]"]:
-    from dzrobot.training.bench import pace
-    from dzrobot.training.cost.accelerators import DEVICES, forecast_device
-    from dzrobot.training.forecast.forecast import Form
-    from dzrobot.training.forecast.published import planned, way_seconds
-
-    device = DEVICES[0] if args.forecast is True else forecast_device(args.forecast)
-    plan, embodiment, delay = planned(args.checkpoint, args.embodiment)
-    robot = pace.PacedRobot(embodiment=embodiment, rate=args.rate, trained_delay=delay)
-    form: Form = "compiled" if args.compile else "eager"
-    if args.graphs:
-        if not args.compile:
-            raise ConfigError(
-                "--forecast of --graphs is of compiled blocks: give --compile besides"
-            )
-        form = "graph"
-    seconds = way_seconds(plan, pace.WAYS, device, form)
-    name = args.checkpoint or "5B"
-    return f"{name}, {form}: a forecast for one {device.name}, not measured", robot, seconds
-
-
-def _pace_table(rows: "Sequence[Pace]", robot: "PacedRobot", source: str) -> Table:
+def _pace_table(rows: "Sequence[Pace]", robot: "PacedRobot") -> Table:
     """Return a line for each way of planning."""
     table = Table(
         title=f"{robot.rate:g} steps per second, plans of {robot.horizon} actions",
         title_justify="left",
     )
-    for name in ("--video", "--dit-steps", f"plan, ms ({source})", "steps"):
+    for name in ("--video", "--dit-steps", "plan, ms", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("sync stands still", "naive, rtc: --execute", "trained"):
         table.add_column(name, justify="right", overflow="fold")

@@ -16,7 +16,6 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.errors import ConfigError
 from dzrobot.plots import check_can_draw
-from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
@@ -27,19 +26,19 @@ from dzrobot.rollout.evaluation.studies.curve import (
 
 COMMON = (
     "--checkpoint", "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes",
-    "--device", "--output", "--workers", "--videos", "--accelerator", "--form", "--rounds",
+    "--device", "--output", "--workers", "--videos", "--execution", "--latency", "--rounds",
 )  # fmt: skip
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
-EXAMPLE = 'dit-steps=16 dit-steps=8 solver-steps=4 "checkpoint=STUDENT quantize=int8"'
+EXAMPLE = 'dit-steps=16 solver-steps=4 "dit-steps=8 latency=0.1" "checkpoint=STUDENT quantize=int8"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot curve``."""
     parser.description = (
-        "Evaluate sets of options on the same episodes, with and without the time that plans take; "
-        "compare each with the first (McNemar), and draw time and success. The same command "
-        "again runs what is missing."
+        "Evaluate sets of options on the same episodes, and once more where --latency says how "
+        "long plans take; time their chunks on this machine; compare each with the first "
+        "(McNemar), and draw time and success. The same command again runs what is missing."
     )
     parser.add_argument(
         "sets", nargs="+", type=flags.text, metavar="OPTIONS",
@@ -54,18 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_execution(parser.add_argument_group("how plans are executed that take time"))
     time = parser.add_argument_group("time of a chunk")
     time.add_argument(
-        "--accelerator", type=flags.text, default="H200", help="whose forecast counts, such as H100"
-    )
-    time.add_argument(
-        "--form", choices=["eager", "compiled", "graph"], default="graph",
-        help="how the network is launched there; graph: --compile --graphs",
-    )  # fmt: skip
-    time.add_argument(
-        "--variant", choices=["5b", "14b"], default="5b", help="published network that is forecast"
-    )
-    time.add_argument(
         "--rounds", type=flags.whole(0, 1000), default=5,
-        help="measurements of each set's chunks on this machine, in turns; 0: none",
+        help="measurements of each set's chunks on this machine, in turns; 0: none, and no plot",
     )  # fmt: skip
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
     parser.set_defaults(
@@ -94,8 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("a curve writes several folders: choose their parent with --output DIR")
     if arguments.wandb is not None or arguments.trackio is not None:
         raise ConfigError("--wandb, --trackio: a curve is kept in its folder alone; leave it out")
-    if arguments.latency is not None:
-        raise ConfigError("--latency: the forecast of each set of options says how long plans take")
     check_can_draw()
     sets = [
         OptionSet(name=name, folder=_folder(name), request=_request(name, arguments))
@@ -121,38 +108,22 @@ def _evaluate(
     if points is None:
         session.console.print("the same command runs what has no result")
         return 1
-    title = f"success of options; forecast: {arguments.variant} on {arguments.accelerator}"
-    session.console.print(curve_table(points, f"{title}, {arguments.form}"))
-    for path in draw_curve(points, title, arguments.output):
+    title = "success of options"
+    session.console.print(curve_table(points, title))
+    for path in draw_curve(points, title, arguments.output) if arguments.rounds else ():
         session.console.print(str(path), markup=False, soft_wrap=True)
     return 0
 
 
 def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> list[OptionSet]:
-    """Return ``sets`` with the times of their chunks, measured here and forecast elsewhere."""
+    """Return ``sets`` with the times of their chunks, measured here."""
     # Torch only now: faults of the options are reported at once.
-    from dzrobot.training.bench.acting import chunk_ratios, open_specs
-    from dzrobot.training.cost.accelerators import forecast_device
-    from dzrobot.training.forecast.published import chunk_seconds
+    from dzrobot.training.bench.acting import compared_chunks, open_specs
 
-    device = forecast_device(arguments.accelerator)
     policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
-    # Steps are the checkpoint's; guidance that was not asked for is the forecast robot's.
-    acting = [
-        PolicyOptions(
-            **{
-                **vars(policy.options),
-                "execute": None,
-                "cfg_scale": one.request.settings.options.cfg_scale,
-            }
-        )
-        for one, policy in zip(sets, policies, strict=True)
-    ]
-    forecasts = chunk_seconds(acting, arguments.variant, device, arguments.form)
-    ratios = chunk_ratios(policies, arguments.rounds)
     return [
-        replace(one, ratio=ratio, forecast_s=None if one.request.settings.quantize else seconds)
-        for one, ratio, seconds in zip(sets, ratios, forecasts, strict=True)
+        one if time is None else replace(one, chunk_ms=time.ms, ratio=time.ratio)
+        for one, time in zip(sets, compared_chunks(policies, arguments.rounds), strict=True)
     ]
 
 
@@ -166,7 +137,4 @@ def _request(text: str, arguments: argparse.Namespace) -> EvaluationRequest:
         words = [f"--{word}" for word in shlex.split(text)]
     except ValueError as error:
         parser.error(str(error))
-    given = parser.parse_args(words, argparse.Namespace(**vars(arguments)))
-    if given.latency is not None:
-        parser.error("latency is what the forecast says")
-    return read_request(given)
+    return read_request(parser.parse_args(words, argparse.Namespace(**vars(arguments))))

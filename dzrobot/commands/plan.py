@@ -3,7 +3,6 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import read_planned
 
 SUMMARY = "check a training run and tell what it will need"
@@ -31,30 +30,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="rehearse a step without weights and forecast it for every known device; half a minute"
-        " on a processor",
+        help="show where the operations of a sample are",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit."""
     config, base = read_planned(args.recipe, args.overrides, args.gpus)
-    if args.profile and config.parallel.float8:
-        raise ConfigError(
-            "--profile: products in float8 have no forecast; leave it or parallel.float8 out"
-        )
     # Torch only now: faults of the recipe are reported at once.
     from dzrobot.training.cost.memory import GIB
-    from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run, settle
+    from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run, run_speed, settle
+    from dzrobot.training.cost.speed import describe_cost, describe_speed
 
     config = settle(config, base, args.gpus, args.memory * GIB)
-    plan = plan_run(config, base, args.gpus, args.peak_tflops)
+    plan = plan_run(config, base, args.gpus)
     print(describe_plan(plan))
-    if args.profile:
-        from dzrobot.training.cost.accelerators import DEVICES
-        from dzrobot.training.forecast.profile import describe_step, profile_step
-
-        print(f"\n{describe_step(profile_step(config, base, args.gpus), DEVICES[0])}\n")
+    speed = run_speed(config, base, args.gpus, args.peak_tflops)
+    lines = [*describe_speed(speed), *(describe_cost(speed.cost) if args.profile else ())]
+    print("\n".join(lines))
     check_fits(plan, args.memory)
     print(f"fits {args.gpus} x {args.memory:g} GiB")
     return 0

@@ -116,7 +116,7 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
         )  # fmt: skip
         return described, arguments.per_step, arguments.episodes or "successes"
     for option in ("state_key", "action_key", "video_keys", "use_modality_json"):
-        if getattr(arguments, option):
+        if vars(arguments)[option]:
             raise ConfigError(
                 f"--{option.replace('_', '-')} describes a robot without code: write "
                 "--embodiment-tag TAG, a name of your own, in place of a known robot, whose "

@@ -49,15 +49,14 @@ def test_a_set_is_written_like_the_flags_of_eval():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("dit-steps=16", "--output", "x", "--latency", "0.1"), "forecast of each set"),
+        (("dit-steps=16", "--output", "x", "--latency", "soon"), "latency 'soon' is none"),
         (("dit-steps=16",), "--output DIR"),
         (("dit-stepz=16", "--output", "x"), "options 'dit-stepz=16': unrecognized"),
         (("dit-steps=some", "--output", "x"), "options 'dit-steps=some'.*some"),
-        (("latency=0.1", "--output", "x"), "latency is what the forecast says"),
+        (("latency=soon", "--output", "x"), "latency 'soon' is none"),
         (('history="off', "--output", "x"), "No closing quotation"),
         (("dit-steps=16", "dit-steps=16", "--output", "x"), "keep one"),
         ((f"dit-steps=9 checkpoint={BUNDLED}", "--output", "x"), "no plan runs 9 of 16 steps"),
-        (("dit-steps=16", "--accelerator", "H2000", "--output", "x"), "Did you mean 'H200'"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_before_anything_runs(
@@ -79,15 +78,17 @@ def test_without_matplotlib_nothing_runs(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Return folder and points of three sets; one has no forecast."""
+    """Return folder and points of three sets; of one, nothing says how long its plans take."""
     root = tmp_path_factory.mktemp("curve")
     sets = [
         OptionSet(
-            name=name, folder=name, request=read(f"{name} checkpoint={default_checkpoint()}"),
-            ratio=ratio, forecast_s=seconds,
+            name=name, folder=name,
+            request=read(f"{name}{latency} checkpoint={default_checkpoint()}"),
+            ratio=ratio, chunk_ms=100 * ratio,
         )
-        for name, ratio, seconds in (
-            ("solver-steps=4", 1.0, 0.16), ("solver-steps=1", 0.4, 0.04), ("history=off", 0.9, None)
+        for name, ratio, latency in (
+            ("solver-steps=4", 1.0, " latency=0.16"), ("solver-steps=1", 0.4, " latency=steps:1"),
+            ("history=off", 0.9, ""),
         )
     ]  # fmt: skip
     request = EvaluationRequest(output=root, settings=PolicySettings(), options=RunOptions())
@@ -98,12 +99,11 @@ def drawn(tmp_path_factory):
 def test_every_set_is_evaluated_with_and_without_time(drawn):
     root, points, _, _ = drawn
     assert [p.options for p in points] == ["solver-steps=4", "solver-steps=1", "history=off"]
-    # 20 steps a second.
-    assert [p.delay_steps for p in points] == [4, 1, None]
+    assert [p.latency for p in points] == ["0.16", "steps:1", None]
     assert "execution" not in read_card(root / "solver-steps=1") or (
         read_card(root / "solver-steps=1")["execution"] is None
     )
-    assert read_card(root / "solver-steps=1-timed")["execution"]["latency"] == "0.0400"
+    assert read_card(root / "solver-steps=1-timed")["execution"]["latency"] == "steps:1"
     assert not (root / "history=off-timed").exists()
     assert points[2].timed is None
     for kind, pick in (("", "still"), ("-timed", "timed")):
@@ -132,24 +132,26 @@ def test_table_and_plot(drawn, tmp_path):
     console = Console(file=io.StringIO(), width=140)
     console.print(curve_table(points, "success"))
     rows = [line for line in console.file.getvalue().splitlines() if "steps=" in line]
-    assert "1.00" in rows[0]
-    assert "160" in rows[0]
-    assert "0.40" in rows[1]
+    assert rows[0].split()[1:3] == ["100", "1.00"]
+    assert "0.16" in rows[0]
+    assert rows[1].split()[1:3] == ["40", "0.40"]
     files = draw_curve(points, "success", tmp_path)
     assert [path.name for path in files] == ["curve.png", "curve.svg"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="no set of options has a forecast"):
-        draw_curve(points[2:], "success", tmp_path)
+    unknown = points[0].model_copy(update={"chunk_ms": None})
+    with pytest.raises(ConfigError, match="chunks were not measured"):
+        draw_curve([*points, unknown], "success", tmp_path)
 
 
 @pytest.mark.long
-def test_the_command_measures_forecasts_evaluates_and_draws(tmp_path, capsys):
+def test_the_command_measures_evaluates_and_draws(tmp_path):
     sets = (f"dit-steps=16 checkpoint={BUNDLED}", f"solver-steps=2 checkpoint={BUNDLED}")
-    words = ("curve", *sets, *WORDS, "--rounds", "1", "--output")
+    words = ("curve", *sets, *WORDS, "--rounds", "1", "--latency", "0.1", "--output")
     assert main([*words, str(tmp_path)]) == 0
     full, few = json.loads((tmp_path / "curve.json").read_text())
     assert full["ratio"] == 1
     assert few["ratio"] < 1
-    assert few["forecast_ms"] < full["forecast_ms"]
+    assert few["chunk_ms"] < full["chunk_ms"]
+    assert few["latency"] == "0.1"
+    assert few["timed"]["episodes"] == 3
     assert (tmp_path / "curve.svg").is_file()
-    assert "forecast: 5b on H200" in " ".join(capsys.readouterr().out.split())

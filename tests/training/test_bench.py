@@ -155,7 +155,7 @@ def rows_of(ms, rate=20.0, trained=0):
     rows = [
         pace.pace_of(way, taken / 1000, robot) for way, taken in zip(pace.WAYS, ms, strict=True)
     ]
-    return rows, pace.advice(rows, robot, "measured")
+    return rows, pace.advice(rows, robot)
 
 
 def test_what_keeps_up_with_a_robot_follows_from_steps_and_the_length_of_plans():
@@ -177,7 +177,7 @@ def test_what_keeps_up_with_a_robot_follows_from_steps_and_the_length_of_plans()
     assert first.still == pytest.approx(1 / 4)
     assert sixth.still == pytest.approx(20 / 23)
     assert text == (
-        "At 20 steps per second and 8 actions a plan (measured), choose --video full --dit-steps 8 "
+        "At 20 steps per second and 8 actions a plan, choose --video full --dit-steps 8 "
         "--execution rtc --execute 3 (1 to 7): a plan takes 10 ms, 1 step. Where the robot may "
         "wait, --execution sync --execute 3 is the safe choice, and stands still 25% of the time."
     )
@@ -268,10 +268,7 @@ def test_a_result_of_something_else_is_refused(tmp_path, capsys, changes, said):
         (["--against", "nowhere.json"], "there is no file nowhere.json"),
         (["--against", "."], "is the build that is running"),
         (["--pairs", "3"], "--pairs needs --against TREE"),
-        (["--forecast", "--parts", "env"], "leave device, parts out"),
-        (["--forecast", "--json", "x"], "leave device, json out"),
         (["--rate", "20", "--env", "e", "--json", "x"], "leave env, json out"),
-        (["--rate", "20", "--forecast", "--repeats", "3"], "leave device, repeats out"),
         (["--rate", "0"], "a number from 0.1"),
         (["--graphs"], "give --rate"),
     ],
@@ -282,22 +279,9 @@ def test_what_does_not_go_together_is_refused(capsys, monkeypatch, words, said):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--forecast", "H200"], "--forecast H200: the tables are of every device"),
-        (["--rate", "20", "--forecast", "H20"], "unknown device of a forecast 'H20'. Did you mean"),
-        (["--rate", "20", "--device", "cuda:99"], "--forecast H100 computes what it would do"),
-        (["--rate", "20", "--forecast", "--graphs"], "give --compile besides"),
-        (
-            ["--rate", "20", "--forecast", "--checkpoint", "5b", "--embodiment", "libero_sim"],
-            "acts as oxe_droid",
-        ),
-    ],
-)
-def test_a_device_that_is_not_there_is_forecast_by_its_name(capsys, words, said):
-    assert cli.main(["bench", *words]) == 2
-    assert said in capsys.readouterr().err
+def test_a_device_that_is_not_there_is_refused(capsys):
+    assert cli.main(["bench", "--rate", "20", "--device", "cuda:99"]) == 2
+    assert "cuda:99" in capsys.readouterr().err
 
 
 def test_a_tree_that_cannot_measure_is_refused(tmp_path):

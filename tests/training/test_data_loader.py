@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
+from rehearsal.runs import META, rehearse
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
@@ -28,7 +29,6 @@ from dzrobot.training.data import (
     loader,
 )
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.forecast.rehearsal import META, rehearse
 
 HERE = Path(__file__).parent
 MIXED = robot("franka_pnp", horizon=12)

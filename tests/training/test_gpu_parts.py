@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rehearsal.operators import HostReadError
+from rehearsal.runs import rehearse
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 
 from dzrobot.training.bench.measuring import release
-from dzrobot.training.forecast.operators import HostReadError
-from dzrobot.training.forecast.rehearsal import rehearse
 from dzrobot.training.run import parallel as distributed
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_errors_are_relative(benchmarks):
 def test_a_device_without_a_number_is_counted_on_and_read_from_too(name):
     with FakeTensorMode():
         x = torch.empty(3, device="cuda:0")
-        assert rehearse(lambda _: x + 1, torch.device(name)).eager.total() == 1
+        assert rehearse(lambda _: x + 1, torch.device(name)).calls.total() == 1
         with pytest.raises(HostReadError):
             rehearse(lambda _: x.cpu(), torch.device(name))
 
@@ -145,7 +145,9 @@ def test_a_missing_library_skips_a_part_by_its_name(
     assert missing in line["reason"]
 
 
-def test_a_figure_is_kept_with_its_forecast_before_the_part_ends(benchmarks, monkeypatch, tmp_path):
+def test_a_figure_is_kept_with_its_peak_before_the_part_ends(
+    benchmarks, monkeypatch, tmp_path, capsys
+):
     gpu = benchmarks("gpu")
     (tmp_path / "own_part.py").write_text(
         "def run(request):\n"
@@ -153,15 +155,16 @@ def test_a_figure_is_kept_with_its_forecast_before_the_part_ends(benchmarks, mon
         "    request.record('other', 1.0, 2.0)\n"
         "    raise RuntimeError('out of memory')\n"
     )
-    (tmp_path / "known.json").write_text(json.dumps({"cpu": {"own": {"speed": 6.0}}}))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(gpu, "PARTS", {"own": "own_part:run"})
-    monkeypatch.setattr(gpu, "FORECASTS", tmp_path / "known.json")
     output = tmp_path / "deep/x.jsonl"
     with pytest.raises(RuntimeError, match="out of memory"):
         gpu._child(options(output, child="own", size="true"))
-    found = {line["name"]: (line["value"], line["forecast"]) for line in read(output)}
-    assert found == {"speed": (3.0, 6.0), "other": (1.0, 2.0)}
+    found = {line["name"]: (line["value"], line.get("peak")) for line in read(output)}
+    assert found == {"speed": (3.0, None), "other": (1.0, 2.0)}
+    said = capsys.readouterr().out
+    assert "speed: 3\n" in said
+    assert "other: 1, 50% of the peak of 2\n" in said
 
 
 def read(output):
@@ -220,18 +223,6 @@ def test_a_card_decides_what_is_trained(benchmarks):
     assert all(case.lora for case in cases)
     assert len(refused) == 3
     assert "106 of 75 GiB" in refused[-1]
-
-
-def test_forecasts_are_shipped_for_what_is_measured(benchmarks):
-    gpu, setup = benchmarks("gpu"), benchmarks("train_setup")
-    known = json.loads(gpu.FORECASTS.read_text())
-    assert set(known) == set(benchmarks("gpu_forecast").KINDS)
-    world = argparse.Namespace(device=torch.device("cuda"), size=1)
-    for kind, gigabytes in (("H100", 80), ("H200", 141)):
-        cases, _ = setup.planned_cases(setup.make_bench("5b", world, 1), 1e9 * gigabytes)
-        names = {f"{case.name}, {unit}" for case in cases for unit in ("samples_s", "peak_gib")}
-        assert set(known[kind]["train-5b"]) == names
-        assert "compiled and graphs, frame 7, p50 ms" in known[kind]["chunks-14b"]
 
 
 def test_what_is_packed_has_a_limit(tmp_path):

@@ -11,12 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from dzrobot import cli
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
 from dzrobot.policies.dreamzero.network.dit import CausalDiT, Controls, Prompting, TrainInputs
 from dzrobot.policies.dreamzero.tiny import tiny_config
-from dzrobot.training.cost.accelerators import peak_tflops
 from dzrobot.training.cost.flops import (
     SampleCost,
     encoder_flops,
@@ -36,8 +36,11 @@ from dzrobot.training.cost.plan import (
     check_fits,
     most_accumulation,
     plan_run,
+    run_speed,
     settle,
 )
+from dzrobot.training.cost.speed import describe_speed, peak_tflops
+from dzrobot.training.recipes.read import read_planned
 from dzrobot.training.run import parallel
 from dzrobot.training.run.build import build
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
@@ -258,14 +261,14 @@ def test_only_an_accelerator_compiles_unasked(train_root, device_bytes, compiles
 
 def test_accumulation_that_does_not_fit_is_named(counts):
     setup = accumulating(enable_gradient_accumulation=True)
-    plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
+    plan = RunPlan(setup, counts, plan_memory(setup, counts))
     with pytest.raises(ConfigError, match="enable_gradient_accumulation=false"):
         check_fits(plan, 80)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_ways_out(counts):
     setup = big(micro_batch=4)
-    plan = RunPlan(setup, counts, plan_memory(setup, counts), None)
+    plan = RunPlan(setup, counts, plan_memory(setup, counts))
     with pytest.raises(ConfigError) as caught:
         check_fits(plan, 141)
     text = str(caught.value)
@@ -287,10 +290,86 @@ def test_memory_is_filled_with_kept_blocks(train_root, solo):
     def peak(kept):
         parallel = config.parallel.model_copy(update={"kept_blocks": kept})
         changed = config.model_copy(update={"parallel": parallel})
-        return plan_run(changed, base, 1, None).memory.peak
+        return plan_run(changed, base, 1).memory.peak
 
     blocks = base.dit.num_layers
     for limit, kept in ((peak(2), 2), (peak(3) - 1, 2), (peak(blocks), blocks), (1, 0)):
         assert settle(config, base, 1, limit).parallel.kept_blocks == kept
     with pytest.raises(ConfigError, match=r"this run has none: give parallel.kept_blocks a number"):
         build(config, solo)
+
+
+def speed_of(recipe, *changes, devices=8, peak=989.0):
+    config, base = read_planned(recipe, changes, devices)
+    return run_speed(config, base, devices, peak)
+
+
+def text_of(speed):
+    return "\n".join(describe_speed(speed))
+
+
+@pytest.mark.parametrize(
+    ("network", "published", "unfitted"), [("5b", 4.44, 1.10), ("14b", 0.150, 0.111)]
+)
+def test_the_estimate_is_fitted_to_one_published_rate_and_says_how_far_off_another_is(
+    network, published, unfitted
+):
+    speed = speed_of(f"droid_sft_dreamzero_{network}")
+    assert speed.differences == ()
+    assert speed.rate == pytest.approx(published, rel=1e-3)
+    text = text_of(speed)
+    rows = [line for line in text.splitlines() if "not fitted" in line]
+    (row,) = (line for line in rows if f" {unfitted:g} " in line)
+    assert f"{published / unfitted:.2f} times too high" in row
+    assert f"{published:.3g}  fitted" in text
+    assert "measured with this trainer on a GPU: nothing yet" in text
+
+
+def test_an_estimate_names_what_differs_from_the_published_run():
+    changes = ("model.is_lora=true", "runner.micro_batch_size=1", "runner.global_batch_size=1")
+    speed = speed_of("libero_sft_dreamzero_5b", *changes, devices=1, peak=312.0)
+    assert speed.differences == (
+        "1 device", "a peak of 312 TFLOP/s", "libero_sim", "micro-batch 1", "adapters"
+    )  # fmt: skip
+    # Of the same operations, the peak and the fitted share are all that counts.
+    twice = speed_of("libero_sft_dreamzero_5b", *changes, devices=1, peak=624.0)
+    assert twice.rate == pytest.approx(2 * speed.rate)
+    assert "not as in that row: 1 device" in text_of(speed)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("parallel.param_dtype=fp32", "the published rows compute in bfloat16"),
+        ("parallel.cpu_offload=true", "no row with offload was published for FSDP2"),
+        ("parallel.float8=true", "the published rows have no products in float8"),
+    ],
+)
+def test_what_was_not_published_is_not_estimated(change, reason):
+    speed = speed_of("droid_sft_dreamzero_5b", change)
+    assert speed.rate is None
+    text = text_of(speed)
+    assert f"samples per second: not known: {reason}" in text
+    # What is known of the network is still said.
+    assert "4.44" in text
+
+
+def test_a_small_network_has_no_speed_on_a_gpu(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(
+        json.dumps(tiny_config("5b", train_worlds.ROBOT).to_dict())
+    )
+    assert cli.main(["plan", "tiny_cpu", f"model.config_path={tmp_path / 'config.json'}"]) == 0
+    text = capsys.readouterr().out
+    assert "samples per second: not known: no network of this size was published" in text
+    assert "samples/s" not in text
+
+
+def test_a_profile_parts_the_operations_of_a_sample(capsys):
+    words = ["plan", "droid_sft_dreamzero_5b", "--gpus", "8", "--profile"]
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    parts = [line for line in lines if "TFLOP" in line and line.endswith("%")]
+    whole = next(line for line in lines if line.startswith("operations of one sample"))
+    shares = sum(float(line.split()[-3]) for line in parts)
+    assert shares == pytest.approx(float(whole.split()[-2]), rel=1e-3)
+    assert len(parts) == 4

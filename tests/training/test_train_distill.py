@@ -190,7 +190,7 @@ def test_a_plan_counts_the_teacher(train_root, tmp_path):
     costs = [sample_cost(one, base, train_worlds.ROBOT.image_size, 9) for one in (plain, taught)]
     more = costs[1].executed - costs[0].executed
     assert more == pytest.approx(2 * costs[0].executed_forward)
-    plans = [plan_run(one, base, 1, None) for one in (plain, taught)]
+    plans = [plan_run(one, base, 1) for one in (plain, taught)]
     items = [{item.name: item.bytes_ for item in plan.memory.items} for plan in plans]
     # In float32, as the recipe computes.
     assert items[1]["teacher's weights"] == 4 * plans[0].counts.trained

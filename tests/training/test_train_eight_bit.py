@@ -168,7 +168,7 @@ def test_a_plan_proposes_it_where_it_is_enough():
     assert exact.peak - approximate.peak == pytest.approx(1.03 * saved / 8)
     between = (exact.peak + approximate.peak) / 2 / GIB
     with pytest.raises(ConfigError, match=r"on 8 devices: optim\.moments=8bit"):
-        check_fits(RunPlan(setup, counts, exact, None), between)
+        check_fits(RunPlan(setup, counts, exact), between)
 
 
 def test_host_memory_needs_no_eight_bits(train_root):
@@ -261,7 +261,7 @@ def lora_plan(base):
         averaged=False,
     )  # fmt: skip
     counts = count_parameters(setup.network, is_lora=True)
-    return RunPlan(setup, counts, plan_memory(setup, counts), None)
+    return RunPlan(setup, counts, plan_memory(setup, counts))
 
 
 def test_the_plan_counts_a_base_in_four_bits(train_root, solo):

@@ -4,7 +4,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
@@ -92,26 +95,38 @@ def open_specs(specs: Sequence[PolicySpec]) -> list[DreamZeroPolicy]:
     return found
 
 
-def chunk_ratios(policies: Sequence[DreamZeroPolicy], rounds: int) -> list[float | None]:
-    """Return the time of each policy's chunks over that of the first one's.
+@dataclass(frozen=True)
+class ChunkTime:
+    """How long the chunks of one policy take on this machine."""
+
+    ms: float
+    ratio: float
+    """To those of the first policy, in the same run."""
+
+
+def compared_chunks(
+    policies: Sequence[DreamZeroPolicy], rounds: int
+) -> list[ChunkTime] | list[None]:
+    """Return how long each policy's chunks take, a mean over the memory's window.
 
     A round goes through one window of each, in turns, so that what else the machine does meets all
     alike. Medians over the rounds; the round before, which compiles and allocates, does not count.
 
     Args:
         policies: All of them on one device.
-        rounds: How many; 0: None for each.
+        rounds: How many; 0: nothing is measured, None for each.
     """
     if not rounds:
         return [None] * len(policies)
-    totals: list[list[float]] = []
-    for _ in range(rounds + 1):
-        totals.append([
+    totals = np.array([
+        [
             statistics.fmean(plan["timing"]["total_ms"] for _, plan in walk_window(one, _SESSION))
             for one in policies
-        ])  # fmt: skip
-    ratios = [[own / row[0] for own in row] for row in totals[1:]]
-    return [statistics.median(column) for column in zip(*ratios, strict=True)]
+        ]
+        for _ in range(rounds + 1)
+    ])[1:]  # fmt: skip
+    times, ratios = (np.median(found, axis=0) for found in (totals, totals / totals[:, :1]))
+    return [ChunkTime(*both) for both in zip(times.tolist(), ratios.tolist(), strict=True)]
 
 
 def chunk_times(policy: DreamZeroPolicy, repeats: int) -> dict[int, list[float]]:

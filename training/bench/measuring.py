@@ -4,7 +4,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,15 +44,13 @@ def release(device: torch.device) -> None:
 
 
 @contextmanager
-def timed(
-    seconds: list[float], device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> Iterator[None]:
+def timed(seconds: list[float], device: torch.device) -> Iterator[None]:
     """Append the seconds that the block takes, from an idle device to an idle device."""
     synchronize(device)
-    before = clock()
+    before = time.perf_counter()
     yield
     synchronize(device)
-    seconds.append(clock() - before)
+    seconds.append(time.perf_counter() - before)
 
 
 def this_machine(device: torch.device) -> Machine:

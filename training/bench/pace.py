@@ -6,7 +6,7 @@ A plan takes ``d`` control steps. A robot that waits for it stands still for so 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -32,8 +32,6 @@ Way = tuple[Video, int]
 WAYS: tuple[Way, ...] = tuple((video, n) for video in get_args(Video) for n in (DIT_STEPS, 5))
 """Those that are looked at, in the order in which they are advised: the published one first, then
 ever less of the video."""
-
-Source = Literal["measured", "forecast"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +98,15 @@ def pace_of(way: Way, seconds: float, robot: PacedRobot) -> Pace:
     )  # fmt: skip
 
 
-def advice(rows: Sequence[Pace], robot: PacedRobot, source: Source) -> str:
+def advice(rows: Sequence[Pace], robot: PacedRobot) -> str:
     """Return in a sentence or two what to choose.
 
     Args:
         rows: In the order of :data:`WAYS`.
         robot: Whose plans they are.
-        source: Where the times come from.
     """
     first, best = rows[0], next((row for row in rows if row.moves is not None), None)
-    known = f"At {robot.rate:g} steps per second and {robot.horizon} actions a plan ({source})"
+    known = f"At {robot.rate:g} steps per second and {robot.horizon} actions a plan"
     if best is None:
         least = min(rows, key=lambda row: row.seconds)
         return (

@@ -16,6 +16,7 @@ from dzrobot.training.cost.memory import (
     plan_memory,
     shards_of,
 )
+from dzrobot.training.cost.speed import Setting, Speed, known_speed
 from dzrobot.training.recipes.architecture import run_network, source_plans
 from dzrobot.training.sft_config import (
     GradientAccumulation,
@@ -23,9 +24,6 @@ from dzrobot.training.sft_config import (
     ParallelConfig,
     SFTConfig,
 )
-
-ASSUMED_UTILIZATION = 0.4
-"""Share of the peak that executed operations are assumed to reach."""
 
 ASSUMED_PROMPT = 100
 """Prompt rows that are not padding, assumed before recordings are opened."""
@@ -40,14 +38,23 @@ class RunPlan:
     setup: Setup
     counts: Counts
     memory: MemoryPlan
-    samples_per_s: float | None
-    """Expected, all devices; None where the device's peak is not given."""
 
 
-def plan_run(
-    config: SFTConfig, base: NetworkConfig, devices: int, peak_tflops: float | None
-) -> RunPlan:
+def plan_run(config: SFTConfig, base: NetworkConfig, devices: int) -> RunPlan:
     """Return the plan of ``config`` on ``devices`` devices.
+
+    Args:
+        config: The recipe.
+        base: Network it starts from.
+        devices: Processes, one device each.
+    """
+    setup, _ = run_setup(config, base, devices)
+    counts = count_parameters(setup.network, is_lora=config.model.is_lora)
+    return RunPlan(setup, counts, plan_memory(setup, counts))
+
+
+def run_speed(config: SFTConfig, base: NetworkConfig, devices: int, peak_tflops: float) -> Speed:
+    """Return what is known of the speed of ``config``.
 
     Args:
         config: The recipe.
@@ -56,12 +63,9 @@ def plan_run(
         peak_tflops: Dense bf16 peak of one device in TFLOP/s.
     """
     setup, robot = run_setup(config, base, devices)
-    counts = count_parameters(setup.network, is_lora=config.model.is_lora)
-    rate = None
-    if peak_tflops is not None:
-        cost = sample_cost(config, setup.network, robot.image_size, ASSUMED_PROMPT)
-        rate = devices * ASSUMED_UTILIZATION * peak_tflops * 1e12 / cost.executed
-    return RunPlan(setup, counts, plan_memory(setup, counts), rate)
+    cost = sample_cost(config, setup.network, robot.image_size, ASSUMED_PROMPT)
+    setting = Setting(devices=devices, peak_tflops=peak_tflops, robot=robot.tag)
+    return known_speed(config, setup.network.dit, cost, setting)
 
 
 def run_setup(config: SFTConfig, base: NetworkConfig, devices: int) -> tuple[Setup, Embodiment]:
@@ -170,12 +174,6 @@ def describe_plan(plan: RunPlan) -> str:
         where = "  (host memory)" if item.on_host else ""
         lines.append(f"  {item.name:<36}{item.bytes_ / GIB:8.1f} GiB{where}")
     lines.append(f"  {'expected peak, waste included':<36}{memory.peak / GIB:8.1f} GiB")
-    if plan.samples_per_s is not None:
-        lines.append(
-            f"expected {plan.samples_per_s:.2f} samples/s "
-            f"({plan.samples_per_s / setup.devices:.2f} per device) at "
-            f"{ASSUMED_UTILIZATION:.0%} of the peak"
-        )
     return "\n".join(lines)
 
 

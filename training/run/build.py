@@ -53,9 +53,9 @@ from dzrobot.policies.dreamzero.network.world_action import (
 )
 from dzrobot.policies.dreamzero.quantize import set_nf4
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
-from dzrobot.training.cost.accelerators import device_peak
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.cost.plan import settle
+from dzrobot.training.cost.speed import device_peak
 from dzrobot.training.data import (
     EpisodeSelection,
     ReaderOptions,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from rehearsal.operators import Constructors, OperatorCounter
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
@@ -19,7 +20,6 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network import diffusion, image, layers, vae, world_action
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.network.session import Prompt
-from dzrobot.training.forecast.operators import Constructors, OperatorCounter
 
 CUDA = torch.device("cuda:0")
 SOLVER_STEPS = 2

@@ -1,10 +1,10 @@
 """What ways to act cost in success and save in time: one table and one plot.
 
-Every set of options is evaluated on the same episodes twice: with time standing still while the
-policy plans, and with plans that take as long as a forecast says. The first set is the base.
+Every set of options is evaluated while time stands still, and once more on the same episodes where
+it says how plans are executed that take time. The first set is the base.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rich.table import Table
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_bytes, write_json
 from dzrobot.plots import drawn, new_plot
-from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, steps_of
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
@@ -35,13 +35,13 @@ class OptionSet:
     """Name of its results folders."""
 
     request: EvaluationRequest
-    """Its ``execution`` says how plans are executed that take time."""
+    """Its ``execution`` says how plans are executed that take time; None: they take none."""
 
     ratio: float | None = None
     """Time of its chunks over that of the first set's, measured in one run; None: not measured."""
 
-    forecast_s: float | None = None
-    """Seconds of a chunk of the large network; None: there is no forecast."""
+    chunk_ms: float | None = None
+    """Milliseconds of its chunks on this machine; None: not measured."""
 
 
 class PairedScore(BaseModel):
@@ -73,15 +73,15 @@ class CurvePoint(BaseModel):
 
     options: str
     ratio: float | None
-    forecast_ms: float | None
-    delay_steps: int | None
-    """Control steps of such a plan in this environment."""
+    chunk_ms: float | None
+    latency: str | None
+    """Time of a plan in the evaluation where it takes some, as it was written."""
 
     still: PairedScore
     """While time stands still."""
 
     timed: PairedScore | None
-    """With plans that take the forecast time; None: there is no forecast."""
+    """With plans that take time; None: nothing says how long."""
 
 
 def evaluate_curve(
@@ -103,20 +103,21 @@ def evaluate_curve(
         if found is None:
             return None
         still.append(found)
-        if one.forecast_s is None:
+        if one.request.execution is None:
             continue
-        execution = replace(
-            one.request.execution or ExecutionOptions(),
-            latency=parse_latency(f"{one.forecast_s:.4f}"),
-        )
-        request = replace(one.request, execution=execution)
-        found = _results(session, request, output / f"{one.folder}-timed")
+        found = _results(session, one.request, output / f"{one.folder}-timed")
         if found is None:
             return None
         timed[one.name] = found
-    points = _points(
-        sets, _paired(still), dict(zip(timed, _paired([*timed.values()]), strict=True)), timed
-    )
+    scores = dict(zip(timed, _paired([*timed.values()]), strict=True))
+    points = [
+        CurvePoint(
+            options=one.name, ratio=one.ratio, chunk_ms=one.chunk_ms, still=score,
+            latency=_latency(one.request.execution),
+            timed=scores.get(one.name),
+        )
+        for one, score in zip(sets, _paired(still), strict=True)
+    ]  # fmt: skip
     write_json(output / CURVE_FILE, [point.model_dump() for point in points])
     return points
 
@@ -126,6 +127,12 @@ def _results(
 ) -> Results | None:
     done = replace(session, request=request).run(Variant(output=folder, is_tracked=False))
     return read_results(done.folder) if done.summary.complete else None
+
+
+def _latency(execution: ExecutionOptions | None) -> str | None:
+    if execution is None:
+        return None
+    return "zero" if execution.latency is None else execution.latency.text
 
 
 def _paired(runs: Sequence[Results]) -> list[PairedScore]:
@@ -146,28 +153,6 @@ def _paired(runs: Sequence[Results]) -> list[PairedScore]:
     return scores
 
 
-def _points(
-    sets: Sequence[OptionSet],
-    still: Sequence[PairedScore],
-    timed: Mapping[str, PairedScore],
-    runs: Mapping[str, Results],
-) -> list[CurvePoint]:
-    points = []
-    for one, score in zip(sets, still, strict=True):
-        run = runs.get(one.name)
-        steps = None
-        if run is not None and one.forecast_s is not None:
-            steps = steps_of(one.forecast_s, float(run.card["execution"]["control_hz"]))
-        points.append(
-            CurvePoint(
-                options=one.name, ratio=one.ratio, delay_steps=steps, still=score,
-                forecast_ms=None if one.forecast_s is None else 1000 * one.forecast_s,
-                timed=timed.get(one.name),
-            )
-        )  # fmt: skip
-    return points
-
-
 def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
     """Return the points as a table, one line each."""
     # Eighty columns are enough.
@@ -175,21 +160,21 @@ def curve_table(points: Sequence[CurvePoint], title: str) -> Table:
         title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )  # fmt: skip
     table.add_column("options", overflow="fold", min_width=15)
-    for name in ("ratio", "ms", "steps", "success", "-/+", "p", "timed", "-/+", "p"):
+    for name in ("ms", "ratio", "success", "-/+", "p", "latency", "timed", "-/+", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         table.add_row(
             point.options,
+            "-" if point.chunk_ms is None else f"{point.chunk_ms:.0f}",
             "-" if point.ratio is None else f"{point.ratio:.2f}",
-            "-" if point.forecast_ms is None else f"{point.forecast_ms:.0f}",
-            "-" if point.delay_steps is None else str(point.delay_steps),
             *_cells(point.still),
+            point.latency or "-",
             *_cells(point.timed),
         )
     table.caption = (
-        "ratio: time of a chunk here over the first line's, in one run. ms: forecast of one of the "
-        "large network. steps: control steps of such a plan. timed: success while plans take so "
-        "long. -/+: episodes that only the first line, only this line solved; p: McNemar."
+        "ms: time of a chunk on this machine; ratio: over the first line's, in one run. timed: "
+        "success while plans take the latency. -/+: episodes that only the first line, only this "
+        "line solved; p: McNemar."
     )
     return table
 
@@ -202,28 +187,31 @@ def _cells(score: PairedScore | None) -> tuple[str, str, str]:
 
 
 def draw_curve(points: Sequence[CurvePoint], title: str, output: Path) -> list[Path]:
-    """Draw the forecast time of a chunk and the success of every set; return a PNG and an SVG.
+    """Draw the time of a chunk here and the success of every set; return a PNG and an SVG.
 
-    A row each, the slowest at the top; sets without a forecast are left out.
+    A row each, the slowest at the top.
 
     Raises:
-        ConfigError: no set has a forecast.
+        ConfigError: chunks were not measured.
         MissingDependencyError: matplotlib is not installed.
     """
-    known = [point for point in points if point.forecast_ms is not None]
-    if not known:
-        raise ConfigError("no set of options has a forecast, so there is no time to draw against")
-    known.sort(key=lambda point: point.forecast_ms or 0.0)
+    known = sorted(
+        ((point.chunk_ms, point) for point in points if point.chunk_ms is not None),
+        key=lambda pair: pair[0],
+    )
+    if len(known) < len(points):
+        raise ConfigError("chunks were not measured, so there is no time to draw against")
+    shown = [point for _, point in known]
     figure, (times, successes) = new_plot(1, 2, height=1.6 + 0.32 * len(known))
     rows = range(len(known))
-    bars = times.barh(rows, [point.forecast_ms for point in known], color="0.7")
+    bars = times.barh(rows, [ms for ms, _ in known], color="0.7")
     times.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
     times.margins(x=0.15)
-    times.set_yticks(rows, [point.options for point in known])
-    times.set_xlabel("forecast time of a chunk, ms")
+    times.set_yticks(rows, [point.options for point in shown])
+    times.set_xlabel("time of a chunk on this machine, ms")
     for name, mark, shift, scores in (
-        ("time stands still", "o", 0.13, [point.still for point in known]),
-        ("plans take the forecast time", "s", -0.13, [point.timed for point in known]),
+        ("time stands still", "o", 0.13, [point.still for point in shown]),
+        ("plans take time", "s", -0.13, [point.timed for point in shown]),
     ):
         _draw_scores(successes, name, mark, shift, scores)
     successes.set_xlabel("success, 95 % interval (Wilson)")

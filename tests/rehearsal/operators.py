@@ -5,16 +5,14 @@ through in seconds. A dispatch mode sees each operator as an accelerator would: 
 which bytes it moves, whether it is launched at all, and where the host would wait for the device.
 """
 
-import itertools
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from torch.utils.module_tracker import ModuleTracker
 
 from dzrobot.errors import DzrobotError
 from dzrobot.policies.dreamzero.network.attention import plain_devices
-from dzrobot.training.cost.accelerators import Kind
 from dzrobot.training.run.parallel import clean_name, indexed
 
 _ATEN = torch.ops.aten
@@ -45,13 +42,6 @@ _READS = {
     _ATEN._local_scalar_dense, _ATEN.nonzero, _ATEN.masked_select, _ATEN.equal, _ATEN.is_nonzero,
 }  # fmt: skip
 _HOST = torch.device("cpu")
-_BLOCK = re.compile(r"^(?:.*\.blocks\.\d+|Block)(?=\.|$)")
-_ENCODERS = re.compile(
-    r"^(?:WanEncoder3d\.(?:.*\.)?(?:norm(?:\d|_out)?|avg_shortcut)"
-    r"|ImageEncoder\.vision\.encoder\.layers\.\d+)(?=\.|$)"
-)
-"""What is compiled of the encoders."""
-
 _WIDEST_HEAD = 256
 """Of what flash attention takes."""
 
@@ -59,32 +49,21 @@ _WIDEST_HEAD = 256
 RECORDED = "recorded"
 """Stage of what graphs launch as one."""
 
-BETWEEN = "between recorded work"
-"""Stage of what follows the first of it: it is launched while the device still runs one."""
+Kind = Literal["product", "attention", "convolution", "memory"]
+"""Three kinds of arithmetic; what only moves bytes."""
 
 
 class HostReadError(DzrobotError):
     """The host reads what the device has computed, so it would wait for the device."""
 
 
-class Access(NamedTuple):
-    """A piece of memory that an operator reads or writes."""
-
-    storage: int
-    """Number of the memory; views of one tensor share it."""
-
-    bytes_: int
-    is_new: bool = False
-    """Whether the operator allocated it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One operator that launches something on the device."""
 
     stage: str
     module: str
-    """Path of the innermost module."""
+    """Path of the innermost module, with numbers of layers replaced by ``*``; nothing in a backward
+    pass."""
 
     operator: str
     kind: Kind
@@ -92,13 +71,8 @@ class Call:
     """Of the factors of a product; of the first tensor elsewhere."""
 
     flops: float
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
-
-    @property
-    def bytes_(self) -> int:
-        """Return the bytes moved where every operator runs by itself."""
-        return sum(access.bytes_ for access in (*self.reads, *self.writes))
+    bytes_: int
+    """Read and written."""
 
 
 class Upload(NamedTuple):
@@ -119,13 +93,10 @@ class OperatorCounter(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         """Count on ``device``, the meta device or one that computes."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: Counter[Call] = Counter()
         self.uploads: Counter[Upload] = Counter()
         self.misplaced: Counter[str] = Counter()
         """Operators that mix tensors of the device with tensors of another, by place."""
-
-        self.link_bytes = 0.0
-        """Bytes that this device sends to its neighbors; see :meth:`send`."""
 
         self.replays = 0
         """Times that graphs launch something as one; see :meth:`recorded`."""
@@ -133,9 +104,6 @@ class OperatorCounter(TorchDispatchMode):
         self.device = indexed(device)
         self._stage = ""
         self._modules = ModuleTracker()
-        self._shapes = _SHAPES
-        self._storages: dict[int, int] = {}
-        self._numbers = itertools.count()
 
     def __enter__(self) -> Self:
         self._modules.__enter__()  # type: ignore[no-untyped-call]
@@ -166,11 +134,6 @@ class OperatorCounter(TorchDispatchMode):
         self.replays += 1
         with self.stage(RECORDED):
             yield
-        self._stage = BETWEEN
-
-    def send(self, bytes_: float) -> None:
-        """Add to what is sent to neighbors; collectives are no operators of one device."""
-        self.link_bytes += bytes_
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -183,7 +146,7 @@ class OperatorCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         given = _tensors((args, kwargs))
         self._check_reads(func._overloadpacket, args, kwargs, given)
-        result = self._shapes.run(func, args, kwargs, given)
+        result = _SHAPES.run(func, args, kwargs, given)
         self._record(func, (args, kwargs), given, result)
         return result
 
@@ -209,9 +172,6 @@ class OperatorCounter(TorchDispatchMode):
         packet, made = func._overloadpacket, _tensors(result)
         known = {_storage(tensor) for tensor in given}
         new = {_storage(tensor): tensor for tensor in made if _storage(tensor) not in known}
-        for storage in new:
-            # A freed address may come back as another tensor.
-            self._storages[storage] = next(self._numbers)
         if packet in _ALLOCATIONS:
             return
         changed = _changed(func, *given_all)
@@ -236,24 +196,16 @@ class OperatorCounter(TorchDispatchMode):
             sizes[0] = min(sizes[0], _SAMPLED[packet] * _LINE * pixels)
         formula = flop_registry.get(packet)
         args, kwargs = given_all
-        self.calls.append(
-            Call(
-                stage=f"{self._stage}, backward" if _is_backward() else self._stage,
-                module=self._module(),
-                operator=str(packet).removeprefix("aten."),
-                kind=_kind(packet),
-                dtype=(given or written)[0].dtype,
-                flops=0.0 if formula is None else formula(*args, **kwargs, out_val=result),
-                reads=tuple(
-                    Access(self._number(tensor), size)
-                    for tensor, size in zip(reads, sizes, strict=True)
-                ),
-                writes=tuple(
-                    Access(self._number(tensor), _bytes(tensor), _storage(tensor) in new)
-                    for tensor in written
-                ),
-            )
+        call = Call(
+            stage=f"{self._stage}, backward" if _is_backward() else self._stage,
+            module=self._module(),
+            operator=str(packet).removeprefix("aten."),
+            kind=_kind(packet),
+            dtype=(given or written)[0].dtype,
+            flops=0.0 if formula is None else formula(*args, **kwargs, out_val=result),
+            bytes_=sum(sizes) + sum(map(_bytes, written)),
         )
+        self.calls[call] += 1
 
     def _is_mixed(self, given: Sequence[Tensor]) -> bool:
         # Single numbers may come from the host: they travel with the launch.
@@ -270,15 +222,14 @@ class OperatorCounter(TorchDispatchMode):
         """Record that the host has sent ``tensor``, of any shape, to the device."""
         self.uploads[Upload(self._stage, _place(), _bytes(tensor), is_blocking)] += 1
 
-    def _number(self, tensor: Tensor) -> int:
-        return self._storages.setdefault(_storage(tensor), next(self._numbers))
-
     def _module(self) -> str:
+        """Return the deepest module that is running; torch tells none in a backward pass."""
+        if _is_backward():
+            return ""
         names = self._modules.parents - {"Global"}
-        # The deepest of those that are running.
         deepest = clean_name(max(names, key=lambda name: (name.count("."), name), default=""))
-        # Torch says which block is differentiated, but not which of its layers.
-        return block_of(deepest) if _is_backward() else deepest
+        # Equal layers are one.
+        return re.sub(r"\.\d+(?=\.|$)", ".*", deepest)
 
 
 class _Layout(NamedTuple):
@@ -378,7 +329,7 @@ def accelerator_attention() -> Iterator[None]:
         plain_devices.update(plain)
 
 
-def _attention(  # noqa: PLR0913 - torch's signature
+def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
     enable_gqa: bool = False,
@@ -397,23 +348,6 @@ def _attention(  # noqa: PLR0913 - torch's signature
         query, key, value, attn_mask, differentiated, dropout_p, is_causal, scale=scale
     )
     return cast(Tensor, found[0])
-
-
-def block_of(module: str) -> str:
-    """Return the path as far as the transformer block, nothing outside of one."""
-    found = _BLOCK.match(module)
-    return found[0] if found else ""
-
-
-def compiled_part(module: str) -> str:
-    """Return the path as far as what is compiled by itself: a block, or a part of an encoder."""
-    found = _ENCODERS.match(module)
-    return found[0] if found else block_of(module)
-
-
-def collapsed(module: str) -> str:
-    """Return the path with the number of a layer replaced: equal layers are one."""
-    return re.sub(r"\.\d+(?=\.|$)", ".*", module)
 
 
 def _is_backward() -> bool:
@@ -474,7 +408,7 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith("dzrobot.") and not module.startswith("dzrobot.training.forecast"):
+        if module.startswith("dzrobot."):
             return f"{module.removeprefix('dzrobot.')}.{frame.f_code.co_qualname}"
         frame = frame.f_back  # type: ignore[assignment]
     return "outside of dzrobot"

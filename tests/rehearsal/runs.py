@@ -1,16 +1,16 @@
-"""Dress rehearsal: a training step and the chunks of an episode at full size, without memory.
+"""A training step and the chunks of an episode on the meta device: no weights, no memory.
 
-Both run the code that a real run runs, on the meta device. What a process keeps from its first step
-on (rotary tables, noise levels) is made before anything is counted.
+Both run the code that a real run runs. What a process keeps from its first step on (rotary tables,
+noise levels) is made before anything is counted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
@@ -18,7 +18,6 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_net
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
-from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
@@ -38,18 +37,12 @@ from dzrobot.policies.dreamzero.network.world_action import (
     TrainBatch,
     WorldActionModel,
 )
-from dzrobot.training.cost.memory import Setup, shards_of
-from dzrobot.training.forecast.kernels import Kernels, compiled, eager
-from dzrobot.training.forecast.operators import (
-    Constructors,
-    OperatorCounter,
-    Upload,
-    accelerator_attention,
-)
+from dzrobot.training.cost.memory import Setup
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.parallel import DTYPES, checkpoint_activations
 from dzrobot.training.run.trainer import backward
 from dzrobot.training.sft_config import ParallelConfig
+from rehearsal.operators import Call, Constructors, OperatorCounter, Upload, accelerator_attention
 
 META = torch.device("meta")
 
@@ -61,11 +54,8 @@ _Out = TypeVar("_Out")
 class Rehearsal:
     """What ran."""
 
-    eager: Kernels
-    """Every operator by itself."""
-
-    compiled: Kernels
-    """With each transformer block compiled."""
+    calls: Counter[Call]
+    """Operators, each by itself; equal ones are counted."""
 
     uploads: Counter[Upload]
     """What the host sent to the device."""
@@ -73,47 +63,38 @@ class Rehearsal:
     misplaced: Counter[str]
     """Operators that mixed devices, by place."""
 
-    link_bytes: float
-    """Sent to other devices."""
-
-    replays: int = 0
+    replays: int
     """How often graphs would launch a part of it as one."""
 
     @property
     def flops(self) -> float:
         """Return the operations of all products, attentions and convolutions."""
-        return sum(count * kernel.flops for kernel, count in self.eager.items())
+        return sum(count * call.flops for call, count in self.calls.items())
 
-    def of_stage(self, name: str) -> "Rehearsal":
-        """Return what one stage ran, its backward pass included; nothing that was sent."""
-        return Rehearsal(
-            eager=_of_stage(self.eager, name), compiled=_of_stage(self.compiled, name),
-            uploads=Counter(), misplaced=Counter(), link_bytes=0.0,
-        )  # fmt: skip
+    def of_stage(self, name: str) -> Counter[Call]:
+        """Return what one stage ran, its backward pass included."""
+        stages = (name, f"{name}, backward")
+        return Counter({call: n for call, n in self.calls.items() if call.stage in stages})
 
     @property
     def single_products(self) -> Counter[str]:
         """Return how often something was multiplied in float32 or wider, by module."""
         wide = (torch.float32, torch.float64)
         return Counter({
-            f"{kernel.stage}: {kernel.module or kernel.operator}": count
-            for kernel, count in self.eager.items()
-            if kernel.kind != "memory" and kernel.dtype in wide
+            f"{call.stage}: {call.module or call.operator}": count
+            for call, count in self.calls.items()
+            if call.kind != "memory" and call.dtype in wide
         })  # fmt: skip
 
 
-def _of_stage(kernels: Kernels, name: str) -> Kernels:
-    return Counter({k: n for k, n in kernels.items() if k.stage in (name, f"{name}, backward")})
-
-
-def rehearse(run: Callable[[OperatorCounter], None], device: torch.device = META) -> Rehearsal:
+def rehearse(run: Callable[[OperatorCounter], object], device: torch.device = META) -> Rehearsal:
     """Return what ``run`` runs on ``device``."""
     counter = OperatorCounter(device)
     with accelerator_attention(), Constructors(counter), counter:
         run(counter)
     return Rehearsal(
-        eager=eager(counter.calls), compiled=compiled(counter.calls), uploads=counter.uploads,
-        misplaced=counter.misplaced, link_bytes=counter.link_bytes, replays=counter.replays,
+        calls=counter.calls, uploads=counter.uploads, misplaced=counter.misplaced,
+        replays=counter.replays,
     )  # fmt: skip
 
 
@@ -131,84 +112,24 @@ class StepSetup:
     """Whether latents come from a store (``data.cache_features``)."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StepRehearsal:
-    """One device's share of an optimizer step."""
-
-    micro_batch: Rehearsal
-    """Forward and backward of one micro-batch, from frames to gradients summed over devices."""
-
-    update: Rehearsal
-    """Clipping and the optimizer, once a step."""
-
-
-def rehearse_step(plan: StepSetup) -> StepRehearsal:
-    """Return what a device runs in one optimizer step."""
+def rehearse_step(plan: StepSetup) -> Rehearsal:
+    """Return forward and backward of one micro-batch, from frames to gradients."""
     setup = plan.setup
-    is_lora = setup.model.is_lora
 
     def run(layers: int) -> Rehearsal:
         network = with_layers(setup.network, layers)
         part = replace(plan, setup=replace(setup, network=network))
-        model = training_network(network, setup.parallel, is_lora=is_lora)
+        model = training_network(network, setup.parallel, is_lora=setup.model.is_lora)
         return rehearse(lambda counter: _micro_batch(part, model, counter))
 
-    # The last blocks differ: they keep their activations, or leave out the clean half.
-    few = setup.parallel.kept_blocks + 2
-    whole = of_all_layers(run, few, setup.network.dit.num_layers)
-    model = training_network(setup.network, setup.parallel, is_lora=is_lora)
-    shapes = [p.shape for p in model.model.parameters() if p.requires_grad]
-    shards = shards_of(setup)
-    update = rehearse(lambda counter: _update(shapes, shards, counter))
-    return StepRehearsal(micro_batch=whole, update=update)
+    # What a process makes once and keeps, the first run makes.
+    run(1)
+    return run(setup.network.dit.num_layers)
 
 
 def with_layers(network: NetworkConfig, layers: int) -> NetworkConfig:
     """Return ``network`` with so many transformer blocks."""
     return replace(network, dit=replace(network.dit, num_layers=layers))
-
-
-def of_all_layers(run: Callable[[int], Rehearsal], few: int, layers: int) -> Rehearsal:
-    """Return what ``run`` runs with ``layers`` blocks, from runs with ``few`` and one more.
-
-    Blocks are equal, so each further one adds what the last one added. What a process makes once
-    and keeps, the first run makes, so it is not among what the second one sends.
-    """
-    if layers <= few + 1:
-        run(layers)
-        return run(layers)
-    less, more = run(few), run(few + 1)
-    further = layers - few - 1
-    return Rehearsal(
-        eager=_extended(less.eager, more.eager, further),
-        compiled=_extended(less.compiled, more.compiled, further),
-        uploads=more.uploads,
-        misplaced=more.misplaced,
-        link_bytes=more.link_bytes + further * (more.link_bytes - less.link_bytes),
-        replays=more.replays,
-    )
-
-
-def _extended(less: Kernels, more: Kernels, further: int) -> Kernels:
-    found, gone, added = Counter(more), less - more, more - less
-    for small, count in gone.items():
-        # A launch for all blocks together, as a copy of their cache, grows with their number.
-        large = [
-            kernel
-            for kernel, times in added.items()
-            if times == count and kernel._replace(flops=small.flops, bytes_=small.bytes_) == small
-        ]
-        if len(large) != 1:
-            raise RuntimeError(f"blocks are not equal: another one takes away {small}")
-        grown = large[0]._replace(
-            flops=large[0].flops + further * (large[0].flops - small.flops),
-            bytes_=large[0].bytes_ + further * (large[0].bytes_ - small.bytes_),
-        )
-        del added[large[0]], found[large[0]]
-        found[grown] += count
-    for kernel, count in added.items():
-        found[kernel] += further * count
-    return found
 
 
 def training_network(
@@ -246,9 +167,6 @@ def _micro_batch(plan: StepSetup, model: WorldActionModel, counter: OperatorCoun
         counts = LossCounts(samples=float(size), actions=float(size))
         options = LossOptions(action_loss_norm=setup.model.action_loss_norm)
         backward(model, prepared, noise, counts, options)
-    with counter.stage("weights and gradients"):
-        for unit in (*model.model.blocks, model.model):
-            _gather_and_reduce(unit, plan, counter)
     model.zero_grad(set_to_none=True)
 
 
@@ -301,67 +219,6 @@ def _prompt(plan: StepSetup) -> PromptEmbedding:
     return PromptEmbedding(rows, (min(plan.prompt_rows, dit.text_len),) * size)
 
 
-def _gather_and_reduce(unit: nn.Module, plan: StepSetup, counter: OperatorCounter) -> None:
-    """Move what sharding moves for one unit; the blocks are units of their own.
-
-    Shards of trained weights are float32, of frozen ones in the compute dtype. Both are copied into
-    a buffer, gathered, and copied out, again in the backward pass where they were freed; gradients
-    go the other way. One device does the same, but for the link.
-    """
-    parallel, shards = plan.setup.parallel, shards_of(plan.setup)
-    compute, sums = DTYPES[parallel.param_dtype], DTYPES[parallel.reduce_dtype]
-    is_root = isinstance(unit, CausalDiT)
-    inner = {id(p) for p in unit.blocks.parameters()} if isinstance(unit, CausalDiT) else set()
-    sizes = {
-        trained: sum(
-            p.numel()
-            for p in unit.parameters()
-            if p.requires_grad is trained and id(p) not in inner
-        )
-        for trained in (True, False)
-    }
-    times = 1 if is_root or not parallel.reshard_after_forward else 2
-    for trained, numel in sizes.items():
-        if not numel:
-            continue
-        local = -(-numel // shards)
-        for _ in range(times):
-            stored = torch.float32 if trained else compute
-            torch.empty(local, dtype=compute, device=META).copy_(
-                torch.empty(local, dtype=stored, device=META)
-            )
-            torch.empty(numel, dtype=compute, device=META).clone()
-            counter.send(compute.itemsize * local * (shards - 1))
-        if trained:
-            torch.empty(numel, dtype=sums, device=META).copy_(
-                torch.empty(numel, dtype=compute, device=META)
-            )
-            counter.send(sums.itemsize * local * (shards - 1))
-            torch.empty(local, dtype=torch.float32, device=META).copy_(
-                torch.empty(local, dtype=sums, device=META)
-            )
-
-
-def _update(shapes: Sequence[torch.Size], shards: int, counter: OperatorCounter) -> None:
-    """Clip and update this device's share of the trained weights.
-
-    What ``Optimizer.step`` comes to on an accelerator; torch refuses its fused form, and lists
-    of tensors at a time, on the meta device.
-    """
-    weights, gradients, first, second = (
-        [torch.empty(-(-rows // shards), *rest, device=META) for rows, *rest in shapes]
-        for _ in range(4)
-    )
-    steps = [torch.empty((), device=META) for _ in shapes]
-    with counter.stage("optimizer"):
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, norm.reciprocal())
-        torch._fused_adamw_(
-            weights, gradients, first, second, [], steps, lr=0.0, beta1=0.0, beta2=0.0,
-            weight_decay=0.0, eps=0.0, amsgrad=False, maximize=False,
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChunkSetup:
     """The chunks of an episode to rehearse."""
@@ -381,24 +238,14 @@ def rehearse_chunks(plan: ChunkSetup) -> dict[int, Rehearsal]:
     Keys are the latent frame that a chunk begins at. Prompts have been encoded before; see
     :func:`rehearse_prompt`.
     """
-    runs: dict[int, dict[int, Rehearsal]] = {}
     prompts = SessionCache().prompts
     encoder = inference_network(plan).require_text_encoder()
     for token in (1, 2):
         prompts.embed(encoder, *_row(_tokens(plan, token)))
-
-    def run(layers: int) -> dict[int, Rehearsal]:
-        if layers not in runs:
-            part = replace(plan, network=with_layers(plan.network, layers))
-            runs[layers] = _chunks(part, SessionCache(prompts=prompts))
-        return runs[layers]
-
-    layers = plan.network.dit.num_layers
-
-    def at(place: int) -> Rehearsal:
-        return of_all_layers(lambda count: run(count)[place], 1, layers)
-
-    return {place: at(place) for place in run(1)}
+    # What a process makes once and keeps, the first run makes.
+    small = replace(plan, network=with_layers(plan.network, 1))
+    _chunks(small, SessionCache(prompts=prompts))
+    return _chunks(plan, SessionCache(prompts=prompts))
 
 
 def rehearse_prompt(plan: ChunkSetup) -> Rehearsal:

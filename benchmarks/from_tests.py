@@ -1,0 +1,23 @@
+"""What the benchmarks share with the tests: importing this puts the folders of both on the path."""
+
+import sys
+from pathlib import Path
+
+_TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "goldens")]
+
+from rehearsal.operators import RECORDED, Call  # noqa: E402
+from rehearsal.runs import (  # noqa: E402
+    ChunkSetup,
+    Rehearsal,
+    StepSetup,
+    rehearse,
+    rehearse_chunks,
+    rehearse_step,
+    with_layers,
+)
+
+__all__ = [
+    "RECORDED", "Call", "ChunkSetup", "Rehearsal", "StepSetup", "rehearse", "rehearse_chunks",
+    "rehearse_step", "with_layers",
+]  # fmt: skip
