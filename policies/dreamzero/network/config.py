@@ -67,7 +67,7 @@ def fill(cls: type[Config], data: Mapping[str, Any], where: str) -> Config:
 
 def values(config: Any) -> dict[str, Any]:
     """Return the fields of ``config`` as a dict, one level deep."""
-    return {f.name: getattr(config, f.name) for f in fields(config)}
+    return {f.name: vars(config)[f.name] for f in fields(config)}
 
 
 def changed(config: Any, base: Any) -> dict[str, Any]:
