@@ -229,7 +229,7 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         if lost := [name for name in names if name not in there]:
             whole, cut = _cut(lost[0])
             if cut is not None and whole in there:
-                yield f"{key}: {lost[0]} is no part of {whole}, which is {there[whole]}"
+                yield f"{key}: {lost[0]} is not a part of {whole}, which is {there[whole]}"
             else:
                 yield f"{key}: there is no key {whole!r}.{suggest(whole, there)}"
             return
@@ -315,7 +315,7 @@ class PlainKeys(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]], Rec
         env: An environment whose observations are a :class:`gymnasium.spaces.Dict`.
 
     Raises:
-        ConfigError: the observations are no such dict, or two keys become the same one.
+        ConfigError: the observations are not such a dict, or two keys become the same one.
     """
 
     def __init__(self, env: gym.Env[dict[str, Any], Any]) -> None:

@@ -44,10 +44,10 @@ class ActionConversion:
     alone."""
 
     scale: float | Sequence[float] = 1.0
-    """Of all numbers, or of each."""
+    """Factor of all numbers, or one of each."""
 
     offset: float | Sequence[float] = 0.0
-    """Of all numbers, or of each."""
+    """Added to all numbers, or one of each."""
 
     unused: Sequence[int] = ()
     """Places of the robot's action that go nowhere."""

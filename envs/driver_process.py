@@ -1,4 +1,4 @@
-"""Device drivers in child processes, so that a hung library blocks nobody and can be killed.
+"""Device drivers in child processes, so that a hung library blocks nothing else and can be killed.
 
 Native driver libraries may hold Python's lock while they wait, for ever where a device falls
 silent, and may make the thread that uses them real-time. So the environment's process imports none
@@ -312,7 +312,7 @@ def python_environment() -> dict[str, str]:
 
 
 _HUNG_S = 30.0
-"""A native call that lasts longer ends the process: nobody may be left to kill it."""
+"""A native call that lasts longer ends the process: the parent that would kill it may be gone."""
 
 _WATCHED_S = 1.0
 

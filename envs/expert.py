@@ -43,7 +43,7 @@ FULL_SPEED_M = 0.03
 
 FULL_SPEED_RAD = 0.25
 DAMPING = 1e-3
-"""Of the inverse of the Jacobian: keeps joints slow where the arm is stretched out."""
+"""Damping of the inverse of the Jacobian: keeps joints slow where the arm is stretched out."""
 
 PUSH = 0.05
 """Share of what is missing that is added to the push, per step."""

@@ -24,8 +24,8 @@ MOST_PIXELS = 4096
 """Along one side of an image. A space holds the limits of every value, in memory."""
 
 LETTERS = string.printable + "".join(map(chr, (*range(0xA1, 0x250), *range(0x2010, 0x2027))))
-"""Of instructions: ASCII, Latin letters with accents, and typographic quotes and dashes, which some
-tasks of LIBERO-PRO have.
+"""Letters of instructions: ASCII, Latin letters with accents, and typographic quotes and dashes,
+which some tasks of LIBERO-PRO have.
 """
 
 TEXT_LIMIT = 256

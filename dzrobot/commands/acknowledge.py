@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise ConfigError(
-                "nobody can be asked: standard input is no terminal. Run this in one, or say --yes "
-                "once a person has looked at the arm"
+                "no person can be asked: standard input is not a terminal. Run this in one, or say "
+                "--yes once a person has looked at the arm"
             )
         input("Look at the arm, then press Enter (Ctrl-C leaves it stopped): ")
     stops.acknowledge()

@@ -41,7 +41,7 @@ class _Fit:
 
     note: str
     share: float
-    """Of the motion, at most 1."""
+    """Share of the motion, at most 1."""
 
     scale: float
     """Motion by command."""

@@ -56,7 +56,7 @@ def load_recording(
         path: Folder of the dataset, or its catalog where that was read before.
         episode: Which one.
         robot: Whose actions and states they are.
-        facts: Of the environment that is to repeat them. None: nobody does.
+        facts: Of the environment that is to repeat them. None: none does.
 
     Raises:
         DatasetError: the dataset cannot be read, has no such episode or column, or its actions mean

@@ -237,7 +237,7 @@ def prompt_of(text: object, embodiment: Embodiment) -> str:
 
 
 def _listed(text: str) -> str | None:
-    """Return the first element of a written list, or None if ``text`` is no list."""
+    """Return the first element of a written list, or None if ``text`` is not a list."""
     if not text.lstrip().startswith("["):
         return None
     try:

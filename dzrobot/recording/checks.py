@@ -9,7 +9,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, valid_anchors
 
 BLANK_DEVIATION = 1.0
-"""Of the 255 steps of an image's brightness; below, it is all one color."""
+"""In the 255 steps of an image's brightness; below, the image is all one color."""
 
 _STRIDE = 4
 """Every fourth row and column of an image is enough to tell."""

@@ -37,14 +37,14 @@ class EpisodeList:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._number = 0
-        """Of the last file."""
+        """Number of the last file."""
 
         self._rows: pa.Table | None = None
         self._statistics: list[Statistics] = []
-        """Of the last file, by row."""
+        """Statistics of the last file, by row."""
 
         self._before: Statistics = {}
-        """Of all earlier files."""
+        """Statistics of all earlier files."""
 
         self.next_file = 0
         """Number of the data and video files of the next episode."""
@@ -151,7 +151,7 @@ def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
         table = read_parquet(path)
         for name, kind in kinds.items():
             if name not in table.column_names:
-                raise DatasetError(f"{path} has no column {name!r}: it is no list of episodes")
+                raise DatasetError(f"{path} has no column {name!r}: it is not a list of episodes")
             values = table.column(name).to_pylist()
             validated(values, list[kind], f"{path}, column {name}", DatasetError)  # type: ignore[valid-type]
         tables.append(table)

@@ -98,8 +98,8 @@ def finish(root: Path) -> None:
     for place in (*moves.values(), *(root / name for name in going)):
         if not place.parent.resolve().is_relative_to(root.resolve()) or place.is_dir():
             raise DatasetError(
-                f"{committed} would change {place}, which is no file of the recording: this change "
-                "was not made by dzrobot; remove it, or take the recording anew"
+                f"{committed} would change {place}, which is not a file of the recording: this "
+                "change was not made by dzrobot; remove it, or take the recording anew"
             )
     for path, place in moves.items():
         move(path, place)

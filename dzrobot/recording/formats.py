@@ -116,7 +116,7 @@ class RecordedRow(EpisodeRow):
 
 
 Measure = list[int | Finite] | list[list[list[int | Finite]]]
-"""Of a column of numbers, or of images: (3, 1, 1)."""
+"""A statistic of a column of numbers, or of images: (3, 1, 1)."""
 
 
 class EpisodeStatistics(BaseModel):

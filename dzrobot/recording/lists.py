@@ -47,7 +47,7 @@ class RecordingLists:
     """What is known beyond LeRobot's lists, by episode; an episode may have nothing."""
 
     schema: pa.Schema | None
-    """Of the list of v3.0."""
+    """Columns of the list of v3.0."""
 
     @classmethod
     def read(cls, root: Path) -> "RecordingLists":
@@ -191,7 +191,7 @@ def lost_attempts(root: Path) -> list[LostAttempt]:
     """Return the attempts at ``root`` that left no episode, in order.
 
     Raises:
-        DatasetError: A line is no attempt.
+        DatasetError: A line is not an attempt.
     """
     path = root / formats.ATTEMPTS
     with explained(f"record to {root}", DatasetError):

@@ -65,11 +65,11 @@ def read_png(path: Path) -> np.ndarray:
     """Return the image (H, W, 3) uint8 RGB in a file.
 
     Raises:
-        DatasetError: it is no image.
+        DatasetError: it is not an image.
     """
     image = cv2.imread(str(path), cv2.IMREAD_COLOR)
     if image is None:
-        raise DatasetError(f"{path} is no image; remove it, or copy it again")
+        raise DatasetError(f"{path} is not an image; remove it, or copy it again")
     rgb: np.ndarray = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return rgb
 

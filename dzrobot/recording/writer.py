@@ -209,7 +209,7 @@ class EpisodeWriter:
         if not info_path.exists():
             if not (self._root / formats.RECORDING).exists() and self._holds_other_files():
                 raise DatasetError(
-                    f"{self._root} is not empty and is no recording: give a new folder"
+                    f"{self._root} is not empty and is not a recording: give a new folder"
                 )
             folder.remove_unfinished(self._root)
             self._catalog.recover(0, 0)

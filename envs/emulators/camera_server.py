@@ -46,7 +46,7 @@ BLACK = 16
 """Luminance of black in YUYV."""
 
 ALIVE_S = 0.4
-"""A stream whose images nobody reads sends the last one again this often (wall)."""
+"""A stream whose images are not read sends the last one again this often (wall)."""
 
 _LOOK_S = 0.002
 CameraOption = tuple[str, float, tuple[float, float, float], str]
@@ -138,7 +138,7 @@ class EmulatedCamera:
 
     @property
     def _brightness(self) -> float:
-        """Of images, beside those of the automatic exposure."""
+        """Return the brightness of images, beside that of the automatic exposure."""
         options = {option.get_name(): option for option in self._color.options()}
         if options["Enable Auto Exposure"].get_value():
             return 1.0
@@ -207,7 +207,7 @@ class EmulatedCamera:
             stream.publish_image(message)
 
     def _show_again(self) -> None:
-        """Publish what was published last, as it was: it was lost, or nobody reads new ones."""
+        """Publish what was published last, as it was: it was lost, or new ones are not read."""
         self._published_s = time.monotonic()
         with self._streams:
             for stream, message in self._messages:

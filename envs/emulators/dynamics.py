@@ -111,7 +111,7 @@ class Faults:
 DT = 1e-3
 GRAVITY = 9.81
 ROTOR_INERTIA = np.array([0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.1])
-"""Of the motors, seen through their gears (kg m^2)."""
+"""Inertia of the motors, seen through their gears (kg m^2)."""
 
 VISCOUS = np.array([1.5, 1.5, 1.2, 1.2, 0.5, 0.4, 0.3])
 """Nm per rad/s."""

@@ -27,7 +27,7 @@ LARGEST_REQUEST = 4096
 
 
 class MalformedError(DzrobotError):
-    """What came is no request of the protocol; the connection it came on is of no further use."""
+    """A message is not a request of the protocol; its connection cannot be used any more."""
 
 
 def unpack(layout: struct.Struct, body: bytes) -> tuple[Any, ...]:

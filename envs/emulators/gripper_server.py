@@ -57,7 +57,7 @@ class GripperServer:
         self._udp.bind((host, 0))
         self.states = RepeatedStates(self._udp)
         self.patient = False
-        """Whether the arm's time is paused while the machine is busy, so that nobody is gone."""
+        """Whether the arm's time pauses while the machine is busy, so that slow clients stay."""
 
         self._tcp: socket.socket | None = None
         self._state_address: tuple[str, int] | None = None

@@ -51,7 +51,7 @@ class ArmFile(FrozenConfig):
     deceleration: _Seven
     cartesian_velocity: _Two
     cartesian_acceleration: _Two
-    """Of the end effector: meters, then radians."""
+    """Limits of the end effector: meters, then radians."""
 
     link_mass: _Seven
     origins: Annotated[tuple[_Origin, ...], Field(min_length=7, max_length=7)]

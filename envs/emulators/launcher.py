@@ -47,8 +47,8 @@ class LauncherAddress:
             fits = False
         if not fits:
             raise ConfigError(
-                f"host {self.host!r} is no loopback address: emulators listen within this machine "
-                "alone, on 127.0.0.1 or any other 127.x.y.z"
+                f"host {self.host!r} is not a loopback address: emulators listen within this "
+                "machine alone, on 127.0.0.1 or any other 127.x.y.z"
             )
         if not 0 <= self.domain <= LARGEST_DOMAIN:
             raise ConfigError(f"domain {self.domain} must lie between 0 and {LARGEST_DOMAIN}")
@@ -70,7 +70,7 @@ class EmulatorLauncher:
         address: Where to listen.
         serials: Camera serial numbers; an empty sequence starts no camera process.
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
-        page: The clock that arm and cameras share with an environment. None: with nobody.
+        page: The clock that arm and cameras share with an environment. None: they share none.
         scene: What surrounds the arm; see :mod:`dzrobot.envs.emulators.scenes`.
         arm: Kind of arm, ``fr3`` or ``fer``, or a YAML file that describes one.
     """

@@ -329,7 +329,7 @@ class RepeatedStates:
         self.latest.put(_RECEIVER.pack(socket.inet_aton(host), port), message)
 
     def forget(self) -> None:
-        """Send nothing again: the silence is meant, or nobody is there."""
+        """Send nothing again: the silence is meant, or the other side is gone."""
         if self.latest.get():
             self.latest.put(b"")
 

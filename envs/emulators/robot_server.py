@@ -64,7 +64,7 @@ class RobotServer:
     Args:
         host: Loopback address to listen on, ports 1337 and 1338.
         faults: Switches shared with whoever injects faults.
-        page: The clock that cameras and an environment share. None: nobody does.
+        page: The clock that cameras and an environment share. None: there is none.
         rate: Robot seconds per wall second, at most; infinity is as fast as the client answers.
         dynamics: What the arm's joints are moved by. None: no scene.
     """
@@ -219,7 +219,7 @@ class RobotServer:
         allowed = self.page.limit_ms < FREE
         moving = self.arm.generator is not None and not self._is_silent()
         answered = moving and self._client is not None and not self._client.silent
-        # Where nobody is waited for, only the wall clock keeps the arm from rushing ahead.
+        # Where no client is waited for, only the wall clock keeps the arm from rushing ahead.
         return self._period_s if allowed or answered else max(PERIOD_S, self._period_s)
 
     def _tick(self) -> None:
@@ -263,7 +263,7 @@ class RobotServer:
         """Wait for the command to the last state, where one is due."""
         patience = LOCKSTEP_PATIENCE_S if self._shared else ANSWER_PATIENCE_S
         if not client.commanding:
-            # It leaves the first states of a motion unanswered, nobody says how many.
+            # It leaves the first states of a motion unanswered; how many is not documented.
             patience = FIRST_PATIENCE_S * 2.0 ** min(client.missed, _DOUBLINGS)
         deadline = time.monotonic() + patience
         while not self._stopping.is_set():
@@ -315,7 +315,7 @@ class RobotServer:
         except (BlockingIOError, ConnectionError):
             return
         if self._client is not None and self._client.has_left():
-            # Someone who left and came back at once is no second client.
+            # Someone who left and came back at once is not a second client.
             self._drop()
         if self._client is not None:
             # One client at a time: a second one is refused at once instead of left waiting.

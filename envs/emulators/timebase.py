@@ -215,7 +215,7 @@ class ArmClock:
                     self.page.limit_ms = self.page.clock_ms
 
     def _advance_alone(self, goal_ms: int) -> None:
-        """Count milliseconds of the wall clock: nobody else does."""
+        """Count milliseconds of the wall clock: nothing else does."""
         start, began = self.page.clock_ms, time.monotonic()
         while (now := start + int(1000 * (time.monotonic() - began))) < goal_ms:
             self.page.clock_ms = max(self.page.clock_ms, now)

@@ -22,7 +22,7 @@ SERIALS = ("910000000001", "910000000002")
 """Serial numbers of the two cameras that every emulated workcell has: exterior and wrist."""
 
 SECOND_EXTERIOR = "910000000003"
-"""Of a third, for embodiments with three views."""
+"""Serial number of a third camera, for embodiments with three views."""
 
 SIZES = ((640, 480), (320, 240), (640, 360), (320, 180))
 """Width and height of the images on offer, all of one vertical angle of view; packing one for the

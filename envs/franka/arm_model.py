@@ -45,7 +45,7 @@ _LINKS = np.array(
 """Pose (4, 4) of each joint in the frame of the link before it; both kinds of arm have the same."""
 
 _FLANGE = pose_of((0.0, 0.0, 0.107), (0.0, 0.0, 0.0))
-"""Of the flange, in the frame of the last link."""
+"""Pose of the flange, in the frame of the last link."""
 
 FLANGE_TO_HAND = pose_of((0.0, 0.0, 0.1034), (0.0, 0.0, -np.pi / 4))
 """Pose (4, 4) of the Franka Hand's grasp point in the flange frame."""

@@ -23,11 +23,12 @@ class CameraConfig(FrozenConfig):
     OpenCV."""
 
     serial: str = ""
-    """Of a RealSense: its serial number, as ``dzrobot doctor franka`` lists it."""
+    """Serial number of a RealSense, as ``dzrobot doctor franka`` lists it."""
 
     device: str | int | None = None
-    """Of a ``uvc`` camera: a path such as ``/dev/v4l/by-id/...`` (it stays the same), or the number
-    n of ``/dev/videon``. A video file is played again and again, for trials without a camera."""
+    """Device of a ``uvc`` camera: a path such as ``/dev/v4l/by-id/...`` (it stays the same), or the
+    number n of ``/dev/videon``. A video file is played again and again, for trials without
+    a camera."""
 
     stereo: Literal["left", "right"] | None = None
     """Which half is taken of images side by side, as a ZED delivers them. None: it has one image.

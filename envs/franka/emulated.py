@@ -337,7 +337,7 @@ class TimedCamera:
 
     def latest(self) -> Frame:
         """Return the newest image, stamped with the arm's time at its exposure."""
-        # Images that nobody reads are not rendered.
+        # Images that are not read are not rendered.
         self._clock.page.watch(self._number, self._clock.page.clock_ms)
         frame = self._camera.latest()
         now = time.monotonic()

@@ -92,13 +92,13 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     closes, else opens; see :class:`~dzrobot.envs.franka.motion.action_spaces.JointSpace`.
 
     Nothing connects or moves before the first reset, which a real arm refuses unless an operator is
-    asked, or ``unattended`` says that nobody need be; it is slow until ``config.full_speed``. An
+    asked, or ``unattended`` says that no person need be; it is slow until ``config.full_speed``. An
     episode terminates when the task is done, and is truncated with ``info["abort"]`` when it cannot
     continue safely. The arm then holds its pose, and no reset moves it, in this program or the
     next, until a person has looked: an operator who is asked, :meth:`acknowledge`, or ``dzrobot
-    acknowledge ADDRESS``. ``info["fault"]`` says why an episode is no result (a camera, the
-    connection, the hand, the watchdog; discarded), and ``info["stop"]`` why the next reset will
-    refuse.
+    acknowledge ADDRESS``. ``info["fault"]`` says why an episode does not count (a camera, the
+    connection, the hand, the watchdog; discarded), and ``info["stop"]`` why the next reset
+    will refuse.
 
     Args:
         arm: The arm and its gripper.
@@ -196,9 +196,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
         Args:
             operator: Asked before anything moves, and heard all the time, such as
-                :class:`~dzrobot.envs.franka.operator.console.OperatorConsole`. None: nobody.
-            unattended: Whether nobody is asked, and an episode that a lost frame or a slow policy
-                has ended is followed by the next. Other stops hold all the same.
+                :class:`~dzrobot.envs.franka.operator.console.OperatorConsole`. None: no person.
+            unattended: Whether no person is asked, and an episode that a lost frame or a slow
+                policy has ended is followed by the next. Other stops hold all the same.
 
         Raises:
             ConfigError: the arm is a real one, and neither is given.
@@ -237,8 +237,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             StoppedError: a stop is set, or the arm was stopped during the reset.
             SafetyError: the arm must not move.
             ModalityError: an unknown option or initial state.
-            ConfigError: the arm is a real one, nobody can be asked, and ``unattended`` was not set;
-                or the reward needs an operator, and there is none.
+            ConfigError: the arm is a real one, no person can be asked, and ``unattended`` was not
+                set; or the reward needs an operator, and there is none.
             MissingDependencyError: limits.self_collision_m needs a simulator.
         """
         super().reset(seed=seed)
@@ -438,7 +438,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         open_gripper(gripper, settings, self._clock, self._control.check_latch)
         self._control.travel(self.config.reset.start_pose(start))
         if consent.is_asked:
-            # Nobody reaches into the workspace of an arm that follows a controller.
+            # No person reaches into the workspace of an arm that follows a controller.
             self._control.release()
             consent.confirm(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
         if self.scene is not None:

@@ -58,11 +58,11 @@ class GripperConfig(FrozenConfig):
     has no hand, and what is asked of it does nothing."""
 
     device: str = ""
-    """Of a ``robotiq``: its serial port, such as ``/dev/serial/by-id/usb-FTDI_...-port0``."""
+    """Serial port of a ``robotiq``, such as ``/dev/serial/by-id/usb-FTDI_...-port0``."""
 
     homing: bool = False
-    """Whether a hand that was never homed may be where nobody can be asked: its fingers then move
-    all the way, once. An operator is asked. A Robotiq's homing is its activation."""
+    """Whether a hand that was never homed may be where no person can be asked: its fingers then
+    move all the way, once. An operator is asked. A Robotiq's homing is its activation."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
@@ -111,7 +111,8 @@ class ResetConfig(FrozenConfig):
     """Where an episode begins, and how the arm gets there."""
 
     position: Vector3 = (0.3069, 0.0, 0.4869)
-    """Of the hand's grasp point in the base frame; the default is the arm's usual ready posture."""
+    """Position of the hand's grasp point in the base frame; the default is the arm's usual ready
+    posture."""
 
     euler: Vector3 = (float(np.pi), 0.0, 0.0)
     """Roll, pitch, yaw about the base axes; the default points straight down."""
@@ -251,7 +252,7 @@ class LimitsConfig(FrozenConfig):
     """
 
     self_collision_m: Annotated[float, Field(ge=0)] = 0.02
-    """How near links that are no neighbors may come to each other by joint targets; checked
+    """How near links that are not neighbors may come to each other by joint targets; checked
     in MuJoCo, with the shapes of robosuite's arm. 0: not checked."""
 
     obstacles: tuple[ObstacleConfig, ...] = ()
@@ -391,7 +392,7 @@ class RewardConfig(FrozenConfig):
     it; ``none``: never."""
 
     position: Vector3 = (0.5, 0.0, 0.2)
-    """Of the hand, in the base frame."""
+    """Position of the hand, in the base frame."""
 
     tolerance_m: Positive = 0.01
 

@@ -43,7 +43,7 @@ WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 
 
 ARGUMENTS = ("workcell", "render_mode", "unattended", "action_anchor")
-"""Of :func:`make_franka`, beside the fields of a workcell."""
+"""Arguments of :func:`make_franka`, beside the fields of a workcell."""
 
 
 def make_franka(
@@ -119,7 +119,7 @@ def _scene_of(name: str | None) -> str | None:
 def located(workcell: str | None, config: FrankaConfig) -> tuple[Workcell, FrankaConfig]:
     """Return where the devices of a workcell are, and its configuration as it is used there."""
     if _scene_of(config.address) is not None:
-        # It is nobody else's: there is no lock and no stop that outlasts the program.
+        # It is this program's alone: there is no lock and no stop that outlasts the program.
         config, workcell = config.model_copy(update={"address": None}), config.address
     if (scene := _scene_of(workcell)) is not None:
         serials = emulated_serials(config)

@@ -68,7 +68,7 @@ def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, 
     """Return the serial number or path of every view's camera, asked for where there are several.
 
     Args:
-        serials: Of the cameras that were found; paths of those that are no RealSense.
+        serials: Of the cameras that were found; paths of those that are not a RealSense.
         views: Keys of the embodiment's views.
         ask: Asks.
 

@@ -232,7 +232,7 @@ class RateLimiter:
         self.overrun_s = 0.0
 
     def begin_slot(self) -> None:
-        """Let the slot of this step start now: what came before it was no delay."""
+        """Let the slot of this step start now: what came before it was not a delay."""
         self._deadline_s = self._clock.now() + self._period_s
 
     def wait(self) -> None:
@@ -303,7 +303,7 @@ class SceneObject:
     """Something that can be grasped: a box."""
 
     pose: Array
-    """Of its center, in the arm's base frame, (4, 4)."""
+    """Pose of its center, in the arm's base frame, (4, 4)."""
 
     half: Array
     """Half of its edges (3,), m."""

@@ -126,7 +126,7 @@ class AssetCheck:
     official: tuple[str, ...]
     missing: tuple[str, ...]
     altered: tuple[str, ...]
-    """Files of another size or content; scores obtained with them are no LIBERO scores."""
+    """Files of another size or content; scores obtained with them are not LIBERO scores."""
 
     @property
     def summary(self) -> str:

@@ -28,7 +28,7 @@ class ProblemFile:
     """The instruction."""
 
     classes: frozenset[str]
-    """Of all objects and fixtures."""
+    """Classes of all objects and fixtures."""
 
     objects: Mapping[str, str]
     """Class of every object by its name; fixtures are not among them."""
@@ -44,7 +44,7 @@ def read_problem(text: str) -> ProblemFile:
     """Return what a problem file says.
 
     Raises:
-        SimulatorError: it is no problem file.
+        SimulatorError: it is not a problem file.
     """
     groups = {group[0]: group[1:] for group in _groups(text) if group and isinstance(group[0], str)}
     lists = {key: [word for word in groups.get(key, ()) if isinstance(word, str)] for key in _LISTS}
@@ -83,7 +83,7 @@ def _groups(text: str) -> list[list[Any]]:
     whole = stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else None
     if not isinstance(whole, list) or whole[:1] != ["define"]:
         raise SimulatorError(
-            "the problem file is no single (define ...), or a parenthesis is not closed"
+            "the problem file is not a single (define ...), or a parenthesis is not closed"
         )
     return [group for group in whole[1:] if isinstance(group, list)]
 
@@ -117,7 +117,7 @@ def _goal(groups: Any) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     parts = group[1:] if group[0] == "and" else [group]
     plain = all(isinstance(part, list) and all(map(_is_word, part)) for part in parts)
     if not parts or not plain:
-        return (), ("goal does not parse: it is no list of predicates",)
+        return (), ("goal does not parse: it is not a list of predicates",)
     return tuple(tuple(part) for part in parts), ()
 
 

@@ -103,7 +103,7 @@ class WheelFetch:
     """Takes files out of downloaded wheels.
 
     Raises:
-        SimulatorError: one of ``wheels`` is no wheel; it is removed, to be downloaded again.
+        SimulatorError: one of ``wheels`` is not a wheel; it is removed, to be downloaded again.
     """
 
     def __init__(self, wheels: Iterable[Path]) -> None:

@@ -179,7 +179,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file["data"]
     # h5py reports damage below the file's head as any of these.
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise DatasetError(f"{path} is no whole HDF5 file of LIBERO: {error}") from error
+        raise DatasetError(f"{path} is not a whole HDF5 file of LIBERO: {error}") from error
 
 
 def _listed(path: Path, prompt: Prompt) -> Iterator[Demonstration]:

@@ -70,14 +70,14 @@ JOINT_LIMITS_RAD = (
     (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
     (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
 )
-"""Of Franka's data sheet."""
+"""Joint limits of Franka's data sheet."""
 
 STEP_RAD = 0.2
 """Farthest that a joint is commanded from where it is: 3 rad/s, more than any joint can do."""
 
 STIFFNESS = 250.0
-"""Of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of its way after
-one to four actions."""
+"""Stiffness of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of
+its way after one to four actions."""
 
 _SETUP = ArmSetup(
     controller="JOINT_POSITION",

@@ -71,7 +71,7 @@ def variant_of(folder: str, name: str) -> PlusVariant:
     if len(axes) != 1:
         raise SimulatorError(f"{name} does not say which one thing LIBERO-Plus changes in it")
     own = f"libero_newobj/{folder}/{name}" if axes == ["layout"] else f"{folder}/{found['base']}"
-    # The view is no part of the file's name, the wording is.
+    # The view is not part of the file's name, the wording is.
     problem = name.split("_view_")[0]
     return PlusVariant(
         axis=axes[0],

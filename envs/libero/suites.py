@@ -226,7 +226,7 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"{module_name}.{global_name} is no part of an array")
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a part of an array")
         # NumPy 2 moved the module; the old name warns.
         return super().find_class(module_name.replace(".core.", "._core."), global_name)
 

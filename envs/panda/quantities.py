@@ -122,13 +122,13 @@ class ArmLayout:
     """Key of :data:`MOTIONS`."""
 
     motion_at: slice
-    """Of the action."""
+    """Numbers of the action that move the hand."""
 
     gripper: str
     """Key of :data:`GRIPPERS`."""
 
     gripper_at: int
-    """Of the action."""
+    """Number of the action that moves the gripper."""
 
     @classmethod
     def of(cls, robot: Embodiment) -> "ArmLayout":

@@ -44,7 +44,7 @@ class ArmState:
     """One state of the arm."""
 
     pose: Array
-    """Of the hand's grasp point in the base frame, (4, 4)."""
+    """Pose of the hand's grasp point in the base frame, (4, 4)."""
 
     twist: Array
     """Measured velocity of the grasp point, base axes, (6,): m/s, then rad/s."""

@@ -119,7 +119,7 @@ def listed(found: Mapping[str, str]) -> str:
 
 
 EXTRA = "teleop"
-"""Of this package, that installs every device's library."""
+"""Extra of this package that installs every device's library."""
 
 _PERIOD_S = 0.005
 _OPEN_S = 10.0
@@ -215,7 +215,7 @@ class PolledDriver:
 class DrivenDevice:
     """A device in a driver's process.
 
-    A library that hangs, or crashes, freezes nobody here: the reading grows old, which is noticed,
+    A library that hangs, or crashes, freezes nothing here: the reading grows old, which is noticed,
     and the process is killed.
 
     Args:
@@ -274,7 +274,9 @@ class DrivenDevice:
             sample = _SAMPLES.validate_json(data)
         except ValidationError as error:
             # A number that is not finite is written as none.
-            raise self._lost(f"it says what is no reading: {error.errors()[0]['msg']}") from error
+            raise self._lost(
+                f"it gives what is not a reading: {error.errors()[0]['msg']}"
+            ) from error
         if sample.reading is None:
             raise self._lost(sample.fault)
         age_s = time.monotonic() - sample.at_s

@@ -12,7 +12,7 @@ from dzrobot.errors import RobotError
 PACKAGES = ("dynamixel_sdk", "serial")
 
 _PRESENT_POSITION, _BYTES = 132, 4
-"""Of the control table of the X series, whose protocol is 2.0."""
+"""Address and length in the control table of the X series, whose protocol is 2.0."""
 
 _PER_TURN = 4096
 _PROTOCOL = 2.0

@@ -53,7 +53,7 @@ def check_axes(axes: tuple[str, ...], known: tuple[str, ...]) -> None:
 
 
 SPACEMOUSE_AXES = ("x", "y", "z", "roll", "pitch", "yaw")
-"""Of the cap, as ROS has them: x away from the person, y left, z up, and turns about these."""
+"""Axes of the cap, as ROS has them: x away from the person, y left, z up, and turns about these."""
 
 
 class SpaceMouseConfig(MotionConfig):
@@ -124,8 +124,8 @@ class HandConfig(DeviceConfig):
     """The arm itself, guided by one hand, with a gamepad in the other."""
 
     number: Annotated[int, Field(ge=0, le=63)] | None = None
-    """Of the gamepad, as SDL counts them from 0, where several are connected. None: the only one.
-    """
+    """Number of the gamepad, as SDL counts them from 0, where several are connected. None: the
+    only one."""
 
     deadman: GamepadButton = "leftshoulder"
     """Held while the arm yields to the hand."""
@@ -161,7 +161,7 @@ class LeaderConfig(DeviceConfig):
     """As the servos are set."""
 
     ids: Ids = (1, 2, 3, 4, 5, 6, 7)
-    """Of the servos of joints 1 to 7."""
+    """Ids of the servos of joints 1 to 7."""
 
     signs: Signs
     """Whether a servo turns as its joint does: 1, or -1 where it turns the other way."""
@@ -170,7 +170,7 @@ class LeaderConfig(DeviceConfig):
     """What a servo shows where its joint is at zero: joint = sign x (servo - offset)."""
 
     gripper_id: ServoId = 8
-    """Of the trigger's servo."""
+    """Id of the trigger's servo."""
 
     gripper_open_rad: float
     """What the trigger's servo shows at rest."""
@@ -179,11 +179,11 @@ class LeaderConfig(DeviceConfig):
     """What it shows when the trigger is fully pulled; half of the travel closes the gripper."""
 
     deadman_button: GamepadButton | None = None
-    """Of a gamepad in the other hand, held while the robot may move; its ``start`` then ends the
-    episode. None, and no ``deadman_id``: always active; an arm refuses that."""
+    """Button of a gamepad in the other hand, held while the robot may move; its ``start`` then
+    ends the episode. None, and no ``deadman_id``: always active; an arm refuses that."""
 
     deadman_id: ServoId | None = None
-    """Of the servo of a lever that is held instead of that button."""
+    """Id of the servo of a lever that is held instead of that button."""
 
     deadman_rest_rad: float = 0.0
     """What the lever's servo shows at rest."""

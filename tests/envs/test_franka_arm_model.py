@@ -176,7 +176,7 @@ def test_an_end_effector_that_was_not_taken_is_refused():
 
 @pytest.mark.parametrize(
     ("urdf", "says"),
-    [("none", "no URDF"), ("<robot name='x'/>", "0 revolute"),
+    [("none", "not a URDF"), ("<robot name='x'/>", "0 revolute"),
      (URDF.replace('lower="-2.750100"', 'lower="x"'), "7 revolute")],
 )  # fmt: skip
 def test_a_model_that_cannot_be_read_is_said_so(urdf, says):

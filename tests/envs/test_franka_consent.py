@@ -51,9 +51,9 @@ def test_a_real_arm_does_not_move_where_nobody_is_asked(make):
 
 def test_nobody_is_not_who_looks_after_a_real_arm(make):
     env = make(unattended=True).unwrapped
-    with pytest.raises(ConfigError, match="nobody can be asked"):
+    with pytest.raises(ConfigError, match="no person can be asked"):
         env.attend(None)
-    with pytest.raises(ConfigError, match="nobody can be asked"):
+    with pytest.raises(ConfigError, match="no person can be asked"):
         env.reset()
 
 
@@ -125,7 +125,7 @@ def test_a_plain_script_without_a_terminal_says_so_first(more, code):
         [sys.executable, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert done.returncode == code, done.stderr
-    assert ("nobody can be asked" in done.stderr) == bool(code)
+    assert ("no person can be asked" in done.stderr) == bool(code)
     assert ("moved" in done.stdout) == (not code)
 
 

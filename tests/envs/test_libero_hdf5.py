@@ -227,7 +227,7 @@ def test_a_damaged_file_is_one_message(tmp_path, capsys, damage, said):
 
 
 def test_what_is_no_hdf5_is_said(tmp_path, capsys):
-    for content, said in ((b"no", "no whole HDF5 file"), (None, "holds no .hdf5 file")):
+    for content, said in ((b"no", "not a whole HDF5 file"), (None, "holds no .hdf5 file")):
         folder = tmp_path / said.replace(" ", "_")
         folder.mkdir()
         if content:

@@ -63,7 +63,7 @@ class TestProblemFiles:
             ("(On akita_black_bowl_3 plate_1)", "about akita_black_bowl_3, which the scene does"),
             ("(And (On plate_1))", r"\(on plate_1\) is none of LIBERO's predicates"),
             ("(And (Beside plate_1 akita_black_bowl_1))", "none of LIBERO's predicates"),
-            ("(Or (On plate_1 main_table_front) (Open plate_1))", "no list of predicates"),
+            ("(Or (On plate_1 main_table_front) (Open plate_1))", "not a list of predicates"),
             ("(And)", "does not parse"),
             ("", "no goal"),
         ],

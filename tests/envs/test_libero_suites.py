@@ -57,7 +57,7 @@ def test_a_states_file_that_is_no_array_is_refused_and_never_run(tmp_path):
     write_states(path, np.arange(3.0))
     np.testing.assert_array_equal(load_init_states(path, single=True), [[0.0, 1.0, 2.0]])
     for value, words in (
-        (Foreign(), "no part of an array"),
+        (Foreign(), "not a part of an array"),
         ([1, 2], "list"),
         (np.zeros(2), "ndarray"),
     ):

@@ -224,6 +224,6 @@ def test_a_device_that_shows_no_number_is_lost(monkeypatch):
         gives="motion", has_deadman=True, packages=(),
     )  # fmt: skip
     device.open()
-    with pytest.raises(DeviceLostError, match=r"no reading: .* valid number"):
+    with pytest.raises(DeviceLostError, match=r"not a reading: .* valid number"):
         device.read()
     device.close()

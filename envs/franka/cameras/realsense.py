@@ -23,7 +23,7 @@ _COLOR_UNITS_PER_MS = 10.0
 """A color sensor counts in 100 us, as all USB video cameras do."""
 
 _ROUNDING = 1e-3
-"""Of a step: values are 32-bit floats."""
+"""Rounding of a step: values are 32-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _controls(sensor: Any) -> Iterator[_Control]:
 
 
 _LIST_S = 30.0
-"""Nothing moves and nobody waits while cameras are listed: a busy machine may take its time."""
+"""Nothing moves and nothing waits while cameras are listed: a busy machine may take its time."""
 
 _OLDEST_FRAME_S = 1.0
 

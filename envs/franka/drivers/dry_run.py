@@ -54,7 +54,7 @@ class DryRunArm:
         self._target: Array | None = None
         self._joints: Array | None = None
         self._hand: Array | None = None
-        """Of the flange, where the targets are joint angles."""
+        """Pose of the flange, where the targets are joint angles."""
 
     @property
     def gripper(self) -> DryRunGripper:

@@ -54,7 +54,7 @@ class FrankaHandDriver(FrankyErrors, GripperDriver):
     def _has_ended(self) -> bool:
         if not self._pending.wait(POLL_S):
             return False
-        # False means that nothing was between the fingers, which is no fault.
+        # False means that nothing was between the fingers, which is not a fault.
         self._pending.get()
         self._pending = None
         return True

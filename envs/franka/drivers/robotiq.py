@@ -20,10 +20,10 @@ _OPEN_AT, _CLOSED_AT = 3, 230
 
 _OPEN, _CLOSED = 0, 255
 _MOVING, _STOPPED_CLOSING = 0, 2
-"""Of ``gOBJ``: fingers on their way, and stopped by a contact while they closed."""
+"""Values of ``gOBJ``: fingers on their way, and stopped by a contact while they closed."""
 
 _MAJOR_FAULTS = range(10, 16)
-"""Of ``gFLT``: they last until the gripper is activated anew."""
+"""Values of ``gFLT``: they last until the gripper is activated anew."""
 
 _LATENCY_S = 0.1
 """By then the gripper's status is of the command that was sent last."""

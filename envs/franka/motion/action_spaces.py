@@ -39,7 +39,7 @@ _HOLD_M, _HOLD_RAD = 0.01, 0.05
 
 _ROUNDING_RAD = 1e-5
 _ROUNDING = 1e-5
-"""Of a number of an action."""
+"""Rounding of a number of an action."""
 
 _SHARES = (1.0, 0.5, 0.2)
 """Shares of a requested motion that are tried in turn before the joints brake."""

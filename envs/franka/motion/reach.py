@@ -97,7 +97,7 @@ class UnreachablePart:
     """What the hand cannot reach of a workspace, oriented as at the start of an episode."""
 
     share: float
-    """Of the places that were tried."""
+    """Share of the places that were tried."""
 
     low: Array
     high: Array

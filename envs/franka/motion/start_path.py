@@ -166,7 +166,7 @@ def home_gripper(gripper: GripperDevice, consent: Consent, config: GripperConfig
     """Home a gripper that was never homed, if the operator or the workcell allows it.
 
     Raises:
-        RobotError: nobody can be asked, and the workcell does not allow it.
+        RobotError: no person can be asked, and the workcell does not allow it.
         StoppedError: the operator stopped the arm instead.
     """
     if gripper.state().is_homed:
@@ -179,7 +179,7 @@ def home_gripper(gripper: GripperDevice, consent: Consent, config: GripperConfig
         )
     elif not config.homing:
         raise RobotError(
-            "the gripper has not been homed, and nobody can be asked: clear the fingers and "
+            "the gripper has not been homed, and no person can be asked: clear the fingers and "
             "set gripper: {homing: true}, which lets reset() move them all the way once, or "
             "home it in Desk"
         )

@@ -29,7 +29,7 @@ _SUSPENDED = "the program lost its terminal, as it does when it is suspended"
 
 
 class KeyReader:
-    """Passes keys on, and sets the stop where space is pressed or nobody can press it any more.
+    """Passes keys on, and sets the stop where space is pressed or can no longer be pressed.
 
     Args:
         terminal: File descriptor that keys are read from.
@@ -78,7 +78,7 @@ class KeyReader:
     def _is_shown(self) -> bool:
         """Return whether the program has its terminal; keys of another program are not taken.
 
-        While it has not, nobody can press space, so that is a stop.
+        While it has not, space cannot be pressed, so that is a stop.
         """
         shown = has_terminal(self._pid)
         if self._shown and not shown:

@@ -44,7 +44,7 @@ class Keyboard:
         """Check that somebody can type.
 
         Raises:
-            ConfigError: standard input is no terminal.
+            ConfigError: standard input is not a terminal.
         """
         if not sys.stdin.isatty():
             raise ConfigError(
@@ -56,7 +56,7 @@ class Keyboard:
         """Listen to single keys; twice is harmless. What was typed before does not count.
 
         Raises:
-            ConfigError: standard input is no terminal.
+            ConfigError: standard input is not a terminal.
         """
         if self._thread is not None:
             return
@@ -124,7 +124,7 @@ class Keyboard:
         with contextlib.suppress(OSError):
             while typed := link.recv(LONGEST):
                 self.press(typed.decode("utf-8", "ignore"))
-        # Where nobody has closed it, the terminal or its reader has gone: nobody can press space.
+        # Where it was not closed, the terminal or its reader has gone: space cannot be pressed.
         self.gone = self._thread is not None
 
 

@@ -109,7 +109,7 @@ class Watchdog:
     Args:
         check_silence: Holds or stops the arm when no action has come for too long.
         keep_alive: Tells the arm's driver that this program runs.
-        operator: The person who may stop the arm. None: nobody is there.
+        operator: The person who may stop the arm. None: no person is there.
         stop: Stops the arm for the operator.
     """
 
@@ -150,8 +150,9 @@ class Consent:
 
     Args:
         config: The workcell.
-        operator: The person beside the arm. None: nobody can be asked.
-        unattended: Whether nobody is asked, and a lost frame or a slow policy ends an episode only.
+        operator: The person beside the arm. None: no person can be asked.
+        unattended: Whether no person is asked, and a lost frame or a slow policy ends one
+            episode only.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Consent:
         return self.operator is not None and not self.unattended
 
     def check_attended(self) -> None:
-        """Check that somebody is asked before a real arm moves, or that nobody need be.
+        """Check that somebody is asked before a real arm moves, or that no person need be.
 
         Raises:
             ConfigError: neither.
@@ -176,14 +177,14 @@ class Consent:
         if self._address is None or self.operator is not None or self.unattended:
             return
         raise ConfigError(
-            f"nobody can be asked before the arm at {self._address} moves. At the command line: "
+            f"no person can be asked before the arm at {self._address} moves. At the command line: "
             "run this in a terminal, or add --unattended. In Python: give it an operator, "
             "env.unwrapped.attend(OperatorConsole()), or let it move unasked, "
             "gym.make(..., unattended=True)"
         )
 
     def confirm(self, phase: ArmPhase, question: str) -> None:
-        """Return when the operator agrees; at once if nobody is to be asked.
+        """Return when the operator agrees; at once if no person is to be asked.
 
         Raises:
             StoppedError: the operator stopped the arm instead, or a stop was set meanwhile.
@@ -206,7 +207,7 @@ class Consent:
         """Return if no stop is set, or once the operator has acknowledged it.
 
         Raises:
-            StoppedError: a stop is set, and nobody can be asked.
+            StoppedError: a stop is set, and no person can be asked.
         """
         stop = self.stop_latch.active()
         if stop is None:
@@ -231,7 +232,8 @@ class Consent:
     def info(self, abort: Abort, message: str) -> dict[str, str]:
         """Return what ``info`` says about an abort.
 
-        ``fault``: why the episode is no result; ``stop``: why the run is over. Both may be empty.
+        ``fault``: why the episode does not count as a result; ``stop``: why the run is
+        over. Both may be empty.
         """
         fault = f"{abort}: {message}" if abort in HARDWARE_FAULTS else ""
         stop = None

@@ -79,7 +79,7 @@ def _parsed(urdf: str) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(urdf)
     except ElementTree.ParseError as error:
-        raise RobotError(f"the model that the arm reports is no URDF: {error}") from error
+        raise RobotError(f"the model that the arm reports is not a URDF: {error}") from error
 
 
 def check_arm(report: ArmReport, state: ArmState, config: FrankaConfig) -> None:

@@ -281,7 +281,7 @@ class LimitedTarget:
     target: Array
     by: tuple[str, ...]
     speeds: Array | None = None
-    """Of the joints (7,) at the target, rad/s. None: of a pose."""
+    """Speeds of the joints (7,) at the target, rad/s. None: the target is a pose."""
 
     compliant: bool = False
     """Whether the arm is compliant there, for hand guiding; see ``Space.GUIDED``."""

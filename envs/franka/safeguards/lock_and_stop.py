@@ -86,7 +86,7 @@ def file_of(address: str, kind: str, folder: Path) -> Path:
     """Return the path of the file of ``kind`` of the arm at ``address``.
 
     Raises:
-        RobotError: the address is a host name that nobody knows.
+        RobotError: the address is a host name that cannot be resolved.
     """
     name = re.sub(r"[^\w.-]", "_", resolved(address))
     return folder / f"dzrobot-franka-{name}.{kind}"
@@ -96,7 +96,7 @@ def resolved(address: str) -> str:
     """Return the IP address that a host name, or any spelling of an address, stands for.
 
     Raises:
-        RobotError: nobody knows the name.
+        RobotError: the name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(address.encode("ascii"), None, type=socket.SOCK_STREAM)
@@ -194,7 +194,7 @@ def _opened(path: Path) -> tuple[int, bool]:
         raise _unusable(path, error) from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise RobotError(f"the lock {path} is no regular file: remove it")
+        raise RobotError(f"the lock {path} is not a regular file: remove it")
     return file, ours
 
 
@@ -268,7 +268,7 @@ class StopLatch:
         return f"run the command again, as this stop ends with its program, or call {call} in yours"
 
     def active(self) -> Stop | None:
-        """Return the stop if it is set and nobody has acknowledged it."""
+        """Return the stop if it is set and has not been acknowledged."""
         with self._lock:
             # Only a stop that could not be written is kept here; another program's acknowledgement
             # ends all others.

@@ -29,7 +29,7 @@ _Pairs = list[tuple[int, int]]
 
 
 class SelfCollision:
-    """Distances between links that are no neighbors, and from links to obstacles.
+    """Distances between links that are not neighbors, and from links to obstacles.
 
     The hand is included, with open fingers.
 
