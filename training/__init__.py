@@ -11,13 +11,21 @@ if __name__ != "dzrobot.training":
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
+    from dzrobot.training.data.mixture import SamplerInputs
     from dzrobot.training.data.normalization import measure
+    from dzrobot.training.data.sampler import Draws, Stream
     from dzrobot.training.recipes.read import load_recipe
     from dzrobot.training.run.launch import train
+    from dzrobot.training.run.plugin import Plugin, Run
     from dzrobot.training.sft_config import SFTConfig
 
 __all__ = [
+    "Draws",
+    "Plugin",
+    "Run",
     "SFTConfig",
+    "SamplerInputs",
+    "Stream",
     "load_recipe",
     "measure",
     "train",
@@ -27,6 +35,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
+        "Draws": "dzrobot.training.data.sampler",
+        "Plugin": "dzrobot.training.run.plugin",
+        "Run": "dzrobot.training.run.plugin",
+        "SamplerInputs": "dzrobot.training.data.mixture",
+        "Stream": "dzrobot.training.data.sampler",
         "SFTConfig": "dzrobot.training.sft_config",
         "load_recipe": "dzrobot.training.recipes.read",
         "measure": "dzrobot.training.data.normalization",

@@ -468,6 +468,10 @@ class RunnerConfig(FrozenConfig):
     rollout_timeout_min: Positive = 60
     """Minutes that processes which have finished their episodes wait for the others."""
 
+    plugins: tuple[str, ...] = ()
+    """What a lab adds to the run, each ``module:Name`` of a :class:`dzrobot.training.Plugin` or a
+    module that holds just one; ``plugin=NAME`` on the command line adds one."""
+
 
 class SFTConfig(FrozenConfig):
     """One supervised fine-tuning run."""

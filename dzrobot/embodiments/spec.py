@@ -196,6 +196,12 @@ class Part:
     """What an arm measures or is commanded in these numbers, in their order: names of
     ``dzrobot.envs.panda.quantities``. Empty: the part's own name is one, where an arm is meant."""
 
+    # Features and resumed runs are keyed by the robot's repr; other encoders have other weights.
+    encoder: str | None = field(default=None, repr=False)
+    """A modality of its own: what makes a condition of these state numbers, written
+    ``module:Name``; see :mod:`dzrobot.policies.dreamzero.network.conditions`. None: the numbers
+    belong to the state vector."""
+
     def __post_init__(self) -> None:
         kind = "action" if self.key.startswith("action") else "state"
         faults = [*_key_faults(self.key, kind), *_column_faults(self.feature, self.aliases)]
@@ -210,6 +216,8 @@ class Part:
         own = (self.reference, self.gripper, self.hold)
         if kind == "state" and any(value is not None for value in own):
             faults.append("reference, gripper and hold belong to action parts")
+        if self.encoder is not None:
+            faults += _encoder_faults(kind, self.name, self.encoder)
         if self.gripper is not None and not -self.dim <= self.gripper.index < self.dim:
             faults.append(
                 f"gripper.index={self.gripper.index} lies outside the {self.dim} numbers of the "
@@ -234,7 +242,7 @@ class Embodiment:
     """Cameras, in the order datasets and policies list them."""
 
     state: tuple[Part, ...]
-    """State parts in the order they are concatenated."""
+    """State parts in the order they are concatenated; those with an ``encoder`` come last."""
 
     action: tuple[Part, ...]
     """Action parts in the order they are concatenated. Empty, as the state may then be: recordings
@@ -332,9 +340,19 @@ class Embodiment:
         return (*self.video_keys, *self.state_keys, self.language)
 
     @property
+    def state_vector(self) -> tuple[Part, ...]:
+        """State parts that are concatenated to the vector that published networks read."""
+        return tuple(part for part in self.state if part.encoder is None)
+
+    @property
+    def conditions(self) -> tuple[Part, ...]:
+        """State parts with an encoder of their own."""
+        return tuple(part for part in self.state if part.encoder is not None)
+
+    @property
     def state_dim(self) -> int:
-        """Numbers in the whole state."""
-        return sum(part.dim for part in self.state)
+        """Numbers in the state vector."""
+        return sum(part.dim for part in self.state_vector)
 
     @property
     def action_dim(self) -> int:
@@ -421,6 +439,10 @@ class Embodiment:
             for part in parts:
                 if not part.key.startswith(f"{kind}."):
                     yield f"{kind} holds the part {part.key!r}, whose key must begin with '{kind}.'"
+        if self.state != (*self.state_vector, *self.conditions):
+            yield (
+                f"state parts with an encoder come last: {preview(p.key for p in self.conditions)}"
+            )
         keys = [*self.observation_keys, *self.action_keys]
         if twice := {key for key in keys if keys.count(key) > 1}:
             yield f"keys occur more than once: {preview(twice)}"
@@ -503,6 +525,16 @@ def starts_of(widths: Mapping[str, int]) -> dict[str, int]:
 def _key_faults(key: str, kind: str) -> Iterable[str]:
     if not re.fullmatch(rf"{kind}\.[^\s]+", key):
         yield f"key={key!r} must be '{kind}.<name>'"
+
+
+def _encoder_faults(kind: str, name: str, encoder: str) -> Iterable[str]:
+    module, _, attribute = encoder.partition(":")
+    if kind != "state":
+        yield "encoder belongs to state parts"
+    if not all(word.isidentifier() for word in (*module.split("."), attribute)):
+        yield f"encoder={encoder!r} must be written 'module:Name'"
+    if "." in name:
+        yield f"a part with an encoder has a name without dots, not {name!r}: weights are called so"
 
 
 def _column_faults(feature: str, aliases: Sequence[str]) -> Iterable[str]:

@@ -97,7 +97,7 @@ class Vectors:
         }
 
     def encode_state(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
-        """Return the normalized state ``(S, 64)`` and the mask of its real numbers.
+        """Return the normalized state vector ``(S, 64)`` and the mask of its real numbers.
 
         Zeros, a row for each block of a sample, where recordings have no state.
         """
@@ -105,8 +105,17 @@ class Vectors:
             return _pad(np.zeros((self._embodiment.timing.blocks, 0), np.float32), MAX_STATE_DIM)
         raw = {part.key: rows(window, part) for part in self._embodiment.state}
         _check_lengths(raw)
-        parts = [self._scales[key].normalize(values) for key, values in raw.items()]
-        return _pad(np.clip(np.concatenate(parts, axis=1), -1, 1), MAX_STATE_DIM)
+        count = len(next(iter(raw.values())))
+        parts = [self._normalized(part, raw[part.key]) for part in self._embodiment.state_vector]
+        return _pad(np.concatenate([np.zeros((count, 0), np.float32), *parts], 1), MAX_STATE_DIM)
+
+    def encode_conditions(self, window: Mapping[str, object]) -> dict[str, Floats]:
+        """Return the normalized state parts with an encoder by key, each ``(S, dim)``."""
+        parts = self._embodiment.conditions
+        return {part.key: self._normalized(part, rows(window, part)) for part in parts}
+
+    def _normalized(self, part: Part, values: Floats) -> Floats:
+        return np.clip(self._scales[part.key].normalize(values), -1, 1)
 
     def encode_action(self, window: Mapping[str, object]) -> tuple[Floats, Bools]:
         """Return the normalized actions ``(S * horizon, 32)`` and the mask of their real numbers.
@@ -235,6 +244,9 @@ class EncodedVectors(TypedDict):
     state_mask: Tensor
     """``(S, 64)`` bool, true for real numbers."""
 
+    conditions: dict[str, Tensor]
+    """State parts with an encoder of their own: key to ``(S, dim)`` float32 in [-1, 1]."""
+
     prompt: str
     negative_prompt: str
 
@@ -297,6 +309,10 @@ class Pipeline:
         encoded = EncodedVectors(
             state=torch.from_numpy(state),
             state_mask=torch.from_numpy(state_mask),
+            conditions={
+                key: torch.from_numpy(values)
+                for key, values in self._vectors.encode_conditions(window).items()
+            },
             prompt=prompt_of(window[robot.language], robot),
             negative_prompt=robot.negative_prompt,
         )

@@ -22,6 +22,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     check_compatible,
     check_passport,
     passport_for,
+    recorded_robots,
 )
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
@@ -100,6 +101,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
             base=weights.base,
             memory=weights.memory,
             quantize=weights.quantize,
+            conditions=robot.conditions,
         ),
     )
     return PolicyParts(
@@ -147,6 +149,14 @@ def embodiment_of(checkpoint: Checkpoint, wanted: Embodiment | str | None = None
         raise CheckpointError(
             f"{checkpoint.path} was trained for {preview(tags)}: say for which of them, "
             f"embodiment={tags[0] if tags else 'TAG'!r}"
+        )
+    own = recorded_robots(checkpoint.own_passport)
+    if tags[0] not in EMBODIMENTS and own:
+        # Never loaded unasked: a checkpoint must not choose which code runs.
+        raise CheckpointError(
+            f"{checkpoint.path} was trained for {tags[0]!r}, a robot of a lab's own. Its recipe "
+            f"calls it {' or '.join(own)}: give embodiment={own[0]!r} (on the command line "
+            f"--embodiment {own[0]}), in the folder of that module"
         )
     return load_embodiment(tags[0])
 

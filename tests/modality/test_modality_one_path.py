@@ -11,6 +11,8 @@ from dzrobot.modality.window import stacked
 
 
 def equal(first, second):
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
     return first == second if isinstance(first, str) else torch.equal(first, second)
 
 

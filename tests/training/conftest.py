@@ -1,5 +1,6 @@
 """One small world per session, and torchrun launches that many tests read from."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -51,6 +52,26 @@ def train_root(tmp_path_factory, train_cache):
     """Return a folder with a dataset, its statistics and a tiny checkpoint."""
     os.environ.setdefault("DZROBOT_CACHE", str(train_cache))
     return train_worlds.fill(tmp_path_factory.mktemp("train") / "world")
+
+
+@pytest.fixture(scope="session")
+def lab(train_root):
+    """Return a folder with the modules of docs/extend/training.md, on the import path."""
+    folder = train_worlds.write_lab(train_root.parent / "lab")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def touched(lab, train_root):
+    """Return a world whose robot has pads: its dataset and statistics, and the tiny checkpoint."""
+    root, hand = train_root.parent / "hand", importlib.import_module("lab").HAND
+    root.mkdir()
+    train_worlds.record(root / "dataset", robot=hand)
+    train_worlds.statistics(root / "dataset", root / "metadata.json", hand)
+    (root / "tiny").symlink_to(train_root / "tiny")
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -110,11 +131,13 @@ def launches(train_root, train_environment, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def pair(launches):
+def pair(launches, touched):
     """Return the launches after what two processes do in the short forms."""
-    launches.run(
-        2, "equal_gradients", "straight", "first_half", "second_half", "damaged", "collectives"
-    )
+    names = (
+        "equal_gradients", "straight", "first_half", "second_half", "damaged", "collectives",
+        "plugged",
+    )  # fmt: skip
+    launches.run(2, *names)
     return launches
 
 

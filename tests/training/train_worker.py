@@ -463,12 +463,44 @@ def late(world, root, output):
     return {}
 
 
+PLUGGED = {
+    "model__embodiment_tag": "lab:HAND", "runner__plugins": ["smooth:Smooth", "grasps:Grasps"],
+    "runner__max_steps": 4, "checkpoint__save_interval": 2, "checkpoint__async_save": False,
+    "logging__log_interval": 1,
+}  # fmt: skip
+
+
+def plugged_run(world, root, folder, **changes):
+    """Train with a sense, a loss term and a sampler of a lab's own."""
+    run = trainer(world, root, runner__output_dir=folder, **PLUGGED, **changes)
+    run.run()
+    keys = run.components.datasets.train.sample_keys
+    lines = (folder / "metrics.jsonl").read_text().splitlines() if world.is_main else []
+    return {
+        "terms": [[row["loss"], row["loss_smooth"]] for row in map(json.loads, lines)],
+        "samples": [[key.sample_id for key in keys(step, range(4), 4)] for step in range(4)],
+        "digest": digest(run),
+    }
+
+
+def plugged(world, root, output):
+    """The same in several processes, without a break and resumed half way."""
+    sys.path.insert(0, str(root.parent / "lab"))
+    folder = output / f"plugged-{world.size}"
+    whole = plugged_run(world, root.parent / "hand", folder)
+    half = folder / "checkpoints" / "step_00000002"
+    rest = plugged_run(
+        world, root.parent / "hand", output / f"replugged-{world.size}", runner__resume_dir=half
+    )
+    return {**whole, "straight": whole["digest"], "resumed": rest["digest"]}
+
+
 SCENARIOS = {
     function.__name__: function
     for function in (
         equal_gradients, more_gradients, collectives, six_steps, clipping, precision, poisoned,
         gives_up, straight, first_half, second_half, three, eight_bit, eight_bit_again, adapters,
-        averaged, killed, evaluated, damaged, rolled_out, late,
+        averaged, killed, evaluated, damaged, rolled_out, late, plugged,
     )
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,6 +12,20 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.fakes import PointEnv
 from dzrobot.recording.writer import EpisodeWriter
+
+LAB_PAGE = Path(__file__).parents[2] / "docs" / "extend" / "training.md"
+LAB = re.findall(r"^```python\n(.*?)^```", LAB_PAGE.read_text(), re.DOTALL | re.MULTILINE)
+"""The modules that the page has a lab write, in the order of LAB_NAMES."""
+
+LAB_NAMES = ("smooth", "touch", "grasps", "keep")
+SMALL_HAND = """
+from dataclasses import replace
+
+import touch
+import train_worlds
+
+HAND = replace(train_worlds.ROBOT, tag="hand", state=touch.HAND.state)
+"""
 
 TASKS = ("lift the cube", "turn on the stove")
 HEIGHT, WIDTH = 48, 64
@@ -49,40 +64,40 @@ def register_small():
     gym.register("small-v0", SmallEnv, disable_env_checker=True, max_episode_steps=3)
 
 
-def record(root, *, version="v2.1", video=False, episodes=3, length=40, growth=1):
+def record(root, *, version="v2.1", video=False, episodes=3, length=40, growth=1, robot=ROBOT):
     """Write a dataset of moving gradients whose actions follow from the state."""
-    with EpisodeWriter(root, ROBOT, fps=20, version=version, video=video) as writer:
+    with EpisodeWriter(root, robot, fps=20, version=version, video=video) as writer:
         for episode in range(episodes):
             rng = np.random.default_rng([7, episode])
             for i in range(length + growth * episode):
-                writer.add_frame(*frame(episode, i, rng))
+                writer.add_frame(*frame(episode, i, rng, robot))
             writer.save_episode(success=True)
     return root
 
 
-def frame(episode, i, rng):
+def frame(episode, i, rng, robot=ROBOT):
     phase = 0.05 * i + episode
-    observation = {ROBOT.language: TASKS[episode % len(TASKS)]}
-    for j, view in enumerate(ROBOT.views):
+    observation = {robot.language: TASKS[episode % len(TASKS)]}
+    for j, view in enumerate(robot.views):
         ramp = np.linspace(0, 255, WIDTH)[None] * np.ones((HEIGHT, 1))
         image = np.stack([ramp, ramp[:, ::-1], np.full_like(ramp, 40 * j + 3 * i % 200)], axis=-1)
         observation[view.key] = np.roll(image, 2 * i, axis=1).astype(np.uint8)
-    for part in ROBOT.state:
+    for part in robot.state:
         observation[part.key] = np.sin(phase + np.arange(part.dim)).astype(np.float32)
     actions = {
         part.key: 0.5 * np.cos(phase + np.arange(part.dim)) + rng.normal(0, 0.01, part.dim)
-        for part in ROBOT.action
+        for part in robot.action
     }
     return observation, {key: value.astype(np.float32) for key, value in actions.items()}
 
 
-def statistics(dataset, target):
+def statistics(dataset, target, robot=ROBOT):
     """Write the dataset's own statistics."""
     from dzrobot.training.data import DatasetReader, ReaderOptions
     from dzrobot.training.data.normalization import measure
 
-    reader = DatasetReader(dataset, ROBOT, ReaderOptions(images=False))
-    target.write_text(json.dumps({ROBOT.tag: measure([reader], ROBOT)}))
+    reader = DatasetReader(dataset, robot, ReaderOptions(images=False))
+    target.write_text(json.dumps({robot.tag: measure([reader], robot)}))
     return target
 
 
@@ -100,6 +115,15 @@ def fill(root):
     statistics(root / "dataset", root / "metadata.json")
     checkpoint(root / "tiny")
     return root
+
+
+def write_lab(folder):
+    """Write the page's modules, and ``lab.py`` with its robot in small images."""
+    folder.mkdir()
+    for name, block in zip(LAB_NAMES, LAB, strict=True):
+        (folder / f"{name}.py").write_text(block)
+    (folder / "lab.py").write_text(SMALL_HAND)
+    return folder
 
 
 def recipe(root, **changes):

@@ -34,6 +34,9 @@ class CollatedBatch(TypedDict):
     state_mask: Tensor
     """(B, S, 64) bool: what is not padding."""
 
+    conditions: dict[str, Tensor]
+    """Key of a state part with an encoder -> (B, S, dim) float32, normalized."""
+
     action: Tensor
     """(B, A, 32) float32, normalized and padded."""
 
@@ -75,6 +78,10 @@ def collate(samples: Sequence[Sample]) -> CollatedBatch:
         },
         state=torch.stack([sample["state"] for sample in vectors]),
         state_mask=torch.stack([sample["state_mask"] for sample in vectors]),
+        conditions={
+            key: torch.stack([sample["conditions"][key] for sample in vectors])
+            for key in vectors[0]["conditions"]
+        },
         action=torch.stack([sample["action"] for sample in vectors]),
         action_mask=torch.stack([sample["action_mask"] for sample in vectors]),
         has_real_action=torch.stack([sample["has_real_action"] for sample in vectors]),

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import check_provenance
-from dzrobot.training.data.sampler import SampleStream
+from dzrobot.training.data.sampler import SampleStream, Stream, check_stream
 
 _log = logging.getLogger(__name__)
 
@@ -99,10 +99,31 @@ class Sample(NamedTuple):
     skipped: int
 
 
+@dataclass(frozen=True)
+class SamplerInputs:
+    """What a sampler of a user's own is made of."""
+
+    datasets: tuple[DatasetReader, ...]
+    """Every dataset of the run, with its windows; ``part`` of :class:`~.sampler.Draws` counts them.
+    """
+
+    weights: tuple[float, ...]
+    """Weight of each in the recipe."""
+
+    seed: int
+    """``runner.seed``."""
+
+
+MakeStream = Callable[[SamplerInputs], Stream]
+
+
 class TrainingData(Dataset[Sample]):
     """All windows of all sources; an item is addressed by :class:`SampleKey`."""
 
-    def __init__(self, sources: Sequence[MixtureSource], options: ReaderOptions, seed: int) -> None:
+    def __init__(
+        self, sources: Sequence[MixtureSource], options: ReaderOptions, seed: int,
+        sampler: MakeStream | None = None,
+    ) -> None:  # fmt: skip
         self.sources = tuple(sources)
         """Entries of the mixture, opened."""
 
@@ -124,8 +145,14 @@ class TrainingData(Dataset[Sample]):
             # The starts of each dataset are one more, which alternates with the others by weight.
             sizes += [len(windows) for windows in self._starts]
             weights = [by * weight for by in (1 - share, share) for weight in weights]
-        self.stream = SampleStream(sizes, weights, seed)
+        self.stream: Stream = SampleStream(sizes, weights, seed)
         """Which window is at which position; starts follow as parts of their own."""
+
+        self._sampler = sampler
+        if sampler is not None:
+            own = sampler(SamplerInputs(tuple(r for _, r in self._parts), tuple(weights), seed))
+            check_stream(own, sizes, type(own).__name__)
+            self.stream = own
 
         self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
 
@@ -137,6 +164,7 @@ class TrainingData(Dataset[Sample]):
         seed: int,
         options: ReaderOptions | None = None,
         progress: Progress | None = None,
+        sampler: MakeStream | None = None,
     ) -> "TrainingData":
         """Open every path of every entry.
 
@@ -145,6 +173,8 @@ class TrainingData(Dataset[Sample]):
             seed: Decides the order of samples and the choice among several instructions.
             options: How recordings are read.
             progress: Called with files done and files in all, per path.
+            sampler: Makes the stream of samples; None: every window once per epoch, the sources by
+                weight.
 
         Raises:
             ConfigError: The entries cannot share a batch.
@@ -168,7 +198,7 @@ class TrainingData(Dataset[Sample]):
                     spec.metadata, spec.embodiment, identities, inherited=spec.inherited
                 )
             sources.append(MixtureSource(spec, Pipeline(spec.embodiment, statistics), readers))
-        return cls(sources, chosen, seed)
+        return cls(sources, chosen, seed, sampler)
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -185,7 +215,8 @@ class TrainingData(Dataset[Sample]):
 
     def without_images(self) -> "TrainingData":
         """Return the same samples with empty ``views``."""
-        return TrainingData(self.sources, replace(self._options, images=False), self.seed)
+        options = replace(self._options, images=False)
+        return TrainingData(self.sources, options, self.seed, self._sampler)
 
     @property
     def image_bytes(self) -> int:
@@ -280,6 +311,7 @@ def _check_together(specs: Sequence[SourceSpec]) -> None:
         ("blocks", [spec.embodiment.timing.blocks for spec in specs]),
         ("frames per sample", [spec.embodiment.timing.frames for spec in specs]),
         ("size of the tiled image", [spec.embodiment.image_size for spec in specs]),
+        ("conditions", [_described_conditions(spec.embodiment) for spec in specs]),
     ):
         if len(set(values)) > 1:
             given = ", ".join(
@@ -293,6 +325,11 @@ def _check_together(specs: Sequence[SourceSpec]) -> None:
                 f"sources of {robot.tag} measure actions from {anchors[robot.tag]} and from "
                 f"{robot.action_anchor}: train on recordings of one anchor"
             )
+
+
+def _described_conditions(robot: Embodiment) -> str:
+    parts = [f"{part.key} ({part.dim} numbers, {part.encoder})" for part in robot.conditions]
+    return ", ".join(parts) or "(none)"
 
 
 def _pad_blocks(vectors: EncodedVectors, embodiment: Embodiment, horizon: int) -> EncodedVectors:

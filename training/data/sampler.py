@@ -7,6 +7,7 @@ No state is kept between calls. Position ``p`` is sample ``p % global_batch`` of
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,61 @@ class Draws:
 
     epoch: NDArray[np.int64]
     """How often the dataset had been traversed before."""
+
+
+class Stream(Protocol):
+    """Which windows a run trains on, in which order.
+
+    A run resumes from its step number alone, on any number of processes: what is at a position may
+    depend on nothing but the position and what the stream was made of.
+    """
+
+    def at(self, positions: Sequence[int] | NDArray[np.int64]) -> Draws:
+        """Return the windows at ``positions``; position ``step * global_batch + slot``."""
+
+
+def check_stream(stream: Stream, sizes: Sequence[int], name: str) -> None:
+    """Check on the first positions that a stream of a user's own is a function of the position.
+
+    Args:
+        stream: The stream.
+        sizes: Windows of each dataset.
+        name: What messages call it.
+
+    Raises:
+        ConfigError: It names windows that do not exist, or depends on how it is asked.
+    """
+    asked = np.arange(min(BLOCK, 2 * sum(sizes)))
+    found = [_columns(stream.at(asked), len(asked), name)]
+    backwards = _columns(stream.at(asked[::-1]), len(asked), name)[:, ::-1]
+    alone = np.concatenate([_columns(stream.at([n]), 1, name) for n in asked[:8].tolist()], axis=1)
+    part, window, epoch = found[0]
+    if not (np.array_equal(found[0], backwards) and np.array_equal(found[0][:, :8], alone)):
+        raise ConfigError(
+            f"{name}: at(positions) gives other windows when the same positions are asked for once "
+            "more, in another order: it must follow from each position alone (draw from "
+            "numpy.random.default_rng([seed, position]), keep nothing between calls), or the run "
+            "could neither be resumed nor shared out over processes"
+        )
+    if part.min() < 0 or part.max() >= len(sizes) or epoch.min() < 0:
+        raise ConfigError(f"{name}: part and epoch from 0 on; part below {len(sizes)}")
+    beyond = (window < 0) | (window >= np.asarray(sizes)[part])
+    if beyond.any():
+        at = int(np.flatnonzero(beyond)[0])
+        raise ConfigError(
+            f"{name}: window {window[at]} of dataset {part[at]}, which has {sizes[part[at]]}"
+        )
+
+
+def _columns(draws: object, count: int, name: str) -> NDArray[np.int64]:
+    """Return part, window and epoch as rows (3, count)."""
+    rows = [getattr(draws, field, None) for field in ("part", "window", "epoch")]
+    if any(np.shape(row) != (count,) or np.asarray(row).dtype.kind not in "iu" for row in rows):
+        raise ConfigError(
+            f"{name}: at() returns Draws(part, window, epoch), three whole-number arrays as long "
+            f"as the positions, here {count}"
+        )
+    return np.stack([np.asarray(row, dtype=np.int64) for row in rows])
 
 
 class SampleStream:

@@ -48,7 +48,7 @@ def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConf
         ConfigError: Unknown names or values; other trainers' with their counterparts here.
         UnknownNameError: There is no such recipe.
     """
-    written = translate(read_config(find_recipe(name), overrides))
+    written = translate(read_config(find_recipe(name), _with_plugins(overrides)))
     try:
         config = written.raw.build(SFTConfig, written.faults)
     except ConfigError as error:
@@ -61,6 +61,16 @@ def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConf
     for theirs, ours in written.read_as:
         _log.warning("%s is %s here", theirs, ours)
     return written.raw, config
+
+
+_PLUGIN = "plugin="
+
+
+def _with_plugins(overrides: Sequence[str]) -> list[str]:
+    """Return ``overrides`` with every ``plugin=NAME`` as part of one ``runner.plugins=[...]``."""
+    names = [word.removeprefix(_PLUGIN) for word in overrides if word.startswith(_PLUGIN)]
+    rest = [word for word in overrides if not word.startswith(_PLUGIN)]
+    return [*rest, f"runner.plugins=[{', '.join(names)}]"] if names else rest
 
 
 def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConfig:

@@ -8,42 +8,28 @@ copies its own part from the files.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dzrobot.embodiments.spec import ActionAnchor, Embodiment
+from dzrobot.embodiments.spec import ActionAnchor, Embodiment, Part
 from dzrobot.errors import CheckpointError, DatasetError
 from dzrobot.modality.stats import Statistics
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
-from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
-    SetWeight,
-    build_network,
-    complete_source,
     empty_network,
-    expected_shapes,
     load_weights,
-    slots,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
-    MergedSource,
-    adapter_scale,
     nf4_layers,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import DIT, is_adapter
-from dzrobot.policies.dreamzero.checkpoints.sources import (
-    RandomInitSource,
-    UnionSource,
-    WeightSource,
-)
+from dzrobot.policies.dreamzero.checkpoints.names import DIT
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
@@ -52,7 +38,6 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.quantize import set_nf4
-from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.cost.plan import settle
 from dzrobot.training.cost.speed import device_peak
@@ -63,11 +48,9 @@ from dzrobot.training.data import (
     TrainingData,
 )
 from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.training.data.mixture import MakeStream
 from dzrobot.training.recipes.architecture import (
-    METADATA_FILE,
     SourcePlan,
-    base_network,
-    loose_weights,
     run_network,
     source_plans,
 )
@@ -78,6 +61,12 @@ from dzrobot.training.run.encoder_cache import (
     precompute_features,
     precompute_prompts,
     training_prompts,
+)
+from dzrobot.training.run.initial_weights import (
+    InitialWeights,
+    fill,
+    from_checkpoint,
+    open_initial_weights,
 )
 from dzrobot.training.run.inputs import NetworkInputs
 from dzrobot.training.run.metrics import Rates, TrainMetrics
@@ -91,7 +80,8 @@ from dzrobot.training.run.parallel import (
     parallelize,
     shard_frozen,
 )
-from dzrobot.training.sft_config import DataConfig, EpisodeChoice, ModelConfig, SFTConfig
+from dzrobot.training.run.plugin import Described, Plugins
+from dzrobot.training.sft_config import DataConfig, EpisodeChoice, SFTConfig
 
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -102,7 +92,7 @@ class TrainingComponents:
 
     config: SFTConfig
     world: DistributedEnvironment
-    initial: "InitialWeights"
+    initial: InitialWeights
     network: NetworkConfig
     datasets: "Datasets"
     model: WorldActionModel
@@ -117,6 +107,14 @@ class TrainingComponents:
     metrics: TrainMetrics
     compiling: CompileNotice
 
+    plugins: Plugins = field(default_factory=Plugins)
+    """What a lab adds to the run."""
+
+    def described(self) -> tuple[Described, ...]:
+        """Return the code of a lab's own that takes part: plug-ins, then encoders."""
+        parts = self.datasets.train.sources[0].spec.embodiment.conditions
+        return (*self.plugins.settings, *map(Described.of_encoder, parts))
+
 
 def _augmentation(data: DataConfig) -> AugmentConfig | None:
     if not data.augment:
@@ -124,8 +122,15 @@ def _augmentation(data: DataConfig) -> AugmentConfig | None:
     return replace(PUBLISHED, view_dropout=data.view_dropout, dropped_views=data.dropped_views)
 
 
-def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponents:
+def build(
+    config: SFTConfig, world: DistributedEnvironment, plugins: Plugins | None = None
+) -> TrainingComponents:
     """Open weights and datasets, and lay the network out over the processes. Collective.
+
+    Args:
+        config: The recipe.
+        world: The processes.
+        plugins: What a lab adds; None: those that the recipe names.
 
     Raises:
         CheckpointError: The initial weights are missing, damaged or not those of the network.
@@ -134,10 +139,11 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         ConfigError: ``parallel.fill_memory`` on a processor.
     """
     torch.use_deterministic_algorithms(config.runner.deterministic)
+    plugins = plugins or Plugins.of(config.runner.plugins)
     initial = open_initial_weights(config.model, config.runner.seed)
     config = settle(config, initial.base, world.size, device_memory(world.device))
     network = network_config(config, initial)
-    datasets = open_datasets(config, initial)
+    datasets = open_datasets(config, initial, plugins.sampler(config))
 
     tokenizer = tokenizer_path(config, initial)
     texts = datasets.prompts()
@@ -150,7 +156,8 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         stored = precompute_prompts(texts, encoding, config.runner.output_dir / "prompts", world)
         longest = stored.longest(texts)
 
-    model = shard(config, network, initial, world)
+    conditions = datasets.train.sources[0].spec.embodiment.conditions
+    model = shard(config, network, initial, world, conditions)
     compiling = compile_notice(config, network, world)
     features = None
     if config.data.cache_features:
@@ -178,74 +185,9 @@ def build(config: SFTConfig, world: DistributedEnvironment) -> TrainingComponent
         teacher=open_teacher(config, network, initial, datasets.train, world),
         optimizer=Optimizer(trained.items(), config.optim, config.runner.max_steps),
         ema=Ema(trained, config.optim.ema_decay) if config.optim.ema_decay else None,
-        metrics=TrainMetrics(rates, world.device),
-        compiling=compiling,
+        metrics=TrainMetrics(rates, world.device, terms=tuple(plugins.terms)),
+        compiling=compiling, plugins=plugins,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitialWeights:
-    """The weights a run starts from; only file headers have been read."""
-
-    base: NetworkConfig
-    """The network as the files describe it, before the run's own horizon and sizes."""
-
-    source: WeightSource
-    """Every tensor, under canonical names; adapters of the checkpoint are merged."""
-
-    folder: Path | None
-    """Checkpoint folder, for statistics, tokenizer and the files beside the weights."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return a hash of the weights."""
-        return fingerprint(self.source, self.source.tensors)
-
-    @property
-    def metadata(self) -> Path | None:
-        """Return the statistics beside the weights, if any."""
-        return None if self.folder is None else self.folder / METADATA_FILE
-
-
-def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
-    """Return the weights that ``model`` names.
-
-    Raises:
-        CheckpointError: Missing, incomplete or foreign files.
-    """
-    if model.model_path is not None:
-        path = model.model_path
-        loose = loose_weights(model, locate(path, model.revision))
-        return _from_checkpoint(open_checkpoint(path, revision=model.revision, config_from=loose))
-    base = base_network(model, model.config_path)
-    shapes = expected_shapes(base)
-    if model.random_init:
-        drawn = TinyWeightsSource(shapes, seed, torch.float32)
-        return InitialWeights(base=base, source=drawn, folder=None)
-    return InitialWeights(
-        base=base,
-        source=cold_start(_components(model), base, shapes, seed=seed).source,
-        folder=None,
-    )
-
-
-def _from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
-    network = build_network(checkpoint.config)
-    source = complete_source(checkpoint, None, network)
-    if checkpoint.has_adapters:
-        source = MergedSource(source, adapter_scale(checkpoint.config.head))
-    return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
-
-
-def _components(model: ModelConfig) -> Components:
-    dit, text, image, vae = (
-        locate(str(path))
-        for path in (
-            model.diffusion_model_pretrained_path, model.text_encoder_pretrained_path,
-            model.image_encoder_pretrained_path, model.vae_pretrained_path,
-        )
-    )  # fmt: skip
-    return Components(dit=dit, text=text, image=image, vae=vae)
 
 
 def network_config(config: SFTConfig, initial: InitialWeights) -> NetworkConfig:
@@ -277,8 +219,15 @@ class Datasets:
         )
 
 
-def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
+def open_datasets(
+    config: SFTConfig, initial: InitialWeights, sampler: MakeStream | None = None
+) -> Datasets:
     """Open every source of ``config``; the lists of a folder are read once.
+
+    Args:
+        config: The recipe.
+        initial: The weights it starts from, whose statistics are used where it names none.
+        sampler: What makes the stream of training samples; None: the recipe decides.
 
     Raises:
         DatasetError: See :meth:`TrainingData.open`.
@@ -299,6 +248,7 @@ def open_datasets(config: SFTConfig, initial: InitialWeights) -> Datasets:
         options=replace(
             options, start_share=config.data.start_share, start_rows=config.data.start_rows
         ),
+        sampler=sampler,
     )  # fmt: skip
     if not count:
         return Datasets(train, None)
@@ -386,19 +336,18 @@ def last_episodes(catalog: DatasetCatalog, choice: EpisodeChoice, kept: int) -> 
 
 
 def shard(
-    config: SFTConfig,
-    network: NetworkConfig,
-    initial: InitialWeights,
-    world: DistributedEnvironment,
-) -> WorldActionModel:
+    config: SFTConfig, network: NetworkConfig, initial: InitialWeights,
+    world: DistributedEnvironment, conditions: Sequence[Part] = (),
+) -> WorldActionModel:  # fmt: skip
     """Return the network on its devices: trained weights in float32, frozen in the compute dtype.
 
     Raises:
         CheckpointError: The weights are not those of the network.
     """
     model = empty_network(
-        network, is_lora=config.model.is_lora, text_encoder=not config.model.cache_prompts
-    )
+        network, is_lora=config.model.is_lora, text_encoder=not config.model.cache_prompts,
+        conditions=conditions,
+    )  # fmt: skip
     compute = DTYPES[config.parallel.param_dtype]
     for parameter in model.parameters():
         # Only updated weights need a higher precision than they are used in.
@@ -433,28 +382,6 @@ def shard(
     return model
 
 
-def fill(
-    network: WorldActionModel, initial: InitialWeights, seed: int,
-    setters: Mapping[str, SetWeight],
-) -> None:  # fmt: skip
-    """Give every tensor of an allocated network its initial value.
-
-    Args:
-        network: The network.
-        initial: Where its values are.
-        seed: What new adapters are drawn from.
-        setters: What takes a tensor that is kept in another form, by its name in the network.
-
-    Raises:
-        CheckpointError: The weights are not those of the network.
-    """
-    adapters = {name: slot.shape for name, slot in slots(network).items() if is_adapter(name)}
-    source = initial.source
-    if adapters:
-        source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
-    load_weights(network, source, setters)
-
-
 def open_teacher(
     config: SFTConfig, network: NetworkConfig, initial: InitialWeights, data: TrainingData,
     world: DistributedEnvironment,
@@ -472,12 +399,15 @@ def open_teacher(
     assert path is not None, "checked before anything was opened"
     own = distill.teacher_path is None
     checkpoint = open_checkpoint(path, revision=config.model.revision if own else None)
-    weights = initial if own else _from_checkpoint(checkpoint)
+    weights = initial if own else from_checkpoint(checkpoint)
     _check_teacher(checkpoint, distill.from_steps, data)
     if not own:
         _check_encoders(weights, initial)
     head = replace(network.head, train_architecture="full")
-    dit = empty_network(replace(network, head=head), is_lora=False, text_encoder=False).model
+    dit = empty_network(
+        replace(network, head=head), is_lora=False, text_encoder=False,
+        conditions=data.sources[0].spec.embodiment.conditions,
+    ).model  # fmt: skip
     dit.requires_grad_(requires_grad=False).to(DTYPES[config.parallel.param_dtype])
     layout = config.parallel.model_copy(
         update={"activation_checkpointing": "none", "kept_blocks": 0, "float8": False}
@@ -521,18 +451,3 @@ def _check_encoders(teacher: InitialWeights, initial: InitialWeights) -> None:
             f"the teacher {teacher.folder} has other encoders than {initial.folder}: choose a "
             "teacher that was trained from the same ones, or leave distill.teacher_path out"
         )
-
-
-class NewAdapters(RandomInitSource):
-    """Adapters without effect yet: A is uniform, as the adapter library draws it, B is zero."""
-
-    origin = "newly initialized adapters"
-    key = "adapter/"
-
-    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Return the tensor ``name``."""
-        tensor = torch.zeros(shape)
-        if ".lora_A." in name:
-            bound = shape[1] ** -0.5
-            tensor.uniform_(-bound, bound, generator=generator)
-        return tensor

@@ -40,6 +40,7 @@ from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.optimizer import Ema, Optimizer
 from dzrobot.training.run.parallel import DistributedEnvironment
+from dzrobot.training.run.plugin import Plugins
 from dzrobot.training.sft_config import CheckpointConfig
 
 _log = logging.getLogger(__name__)
@@ -50,9 +51,13 @@ _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _CHECKSUM_FORMAT = 2
 """First format of meta.json that comes with checksums."""
 
-_MUST_MATCH = ("base", "is_lora", "ema", "moments", "distilled")
-_SHOULD_MATCH = ("seed", "global_batch_size", "statistics", "windows", "max_steps")
+_MUST_MATCH = ("base", "is_lora", "ema", "moments", "distilled", "plugins")
+_SHOULD_MATCH = (
+    "seed", "global_batch_size", "statistics", "windows", "max_steps", "plugin_sources",
+)  # fmt: skip
 """Fields of meta.json that a resumed run must share, and fields whose change is reported."""
+
+_NO_PLUGINS = Plugins()
 
 LATEST = "latest"
 """Name of the file that holds the newest checkpoint's folder name, for people and scripts."""
@@ -76,6 +81,12 @@ class TrainingMeta(BaseModel):
     max_steps: int | None = None
     statistics: list[str] | None = None
     windows: int | None = None
+    plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Plug-ins and encoders of the run -> their settings when it was built."""
+
+    plugin_sources: dict[str, str | None] = Field(default_factory=dict)
+    plugin_state: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Plug-ins -> their attributes at this step, without tensors."""
 
 
 @dataclass(frozen=True)
@@ -291,9 +302,16 @@ class CheckpointWriter:
     """Writes checkpoints of one run into one folder."""
 
     def __init__(
-        self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment
-    ) -> None:
+        self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment,
+        on_complete: Callable[[Path], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         """Remove what an interrupted process left.
+
+        Args:
+            folder: Of the run's checkpoints.
+            config: How many are kept, and whether training waits for them.
+            world: The processes.
+            on_complete: Called in the main process with each folder that is complete.
 
         Raises:
             CheckpointError: ``folder`` cannot be made or written to.
@@ -301,6 +319,7 @@ class CheckpointWriter:
         self._folder = folder
         self._config = config
         self._world = world
+        self._on_complete = on_complete
         self._pending: _Pending | None = None
         self._finalizer = ThreadPoolExecutor(1)
         if world.is_main:
@@ -396,6 +415,7 @@ class CheckpointWriter:
             retired = old.path.with_name(f"{old.path.name}.old{_TEMPORARY}")
             old.path.rename(retired)
             files.remove(retired)
+        self._on_complete(final)
 
 
 def _finalize(temporary: Path, written: "Future[Any]", writer: HashingWriter) -> None:
@@ -420,7 +440,9 @@ def _explained(temporary: Path) -> Iterator[None]:
         ) from error
 
 
-def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
+def training_state(
+    optimizer: Optimizer, ema: Ema | None, plugins: Plugins = _NO_PLUGINS
+) -> dict[str, Any]:
     """Return every tensor of a run as it is sharded: weights, moments, average, count of updates.
 
     Frozen weights are left out: the checkpoint names the weights that the run started from.
@@ -432,12 +454,17 @@ def training_state(optimizer: Optimizer, ema: Ema | None) -> dict[str, Any]:
     }
     if ema is not None:
         state["ema"] = ema.average
+    if own := plugins.tensors():
+        state["plugins"] = own
     return state
 
 
 def restore(saved: SavedCheckpoint, components: TrainingComponents) -> None:
     """Fill every tensor of a run from a checkpoint of any number of processes."""
-    load_state(saved, training_state(components.optimizer, components.ema))
+    plugins = components.plugins
+    # Numbers first: they may say which tensors there are.
+    plugins.restore(saved.meta.plugin_state)
+    load_state(saved, training_state(components.optimizer, components.ema, plugins))
     components.optimizer.set_updates()
     components.metrics.skips = saved.meta.skips
 
@@ -445,6 +472,7 @@ def restore(saved: SavedCheckpoint, components: TrainingComponents) -> None:
 def identity(components: TrainingComponents) -> dict[str, Any]:
     """Return what identifies this run."""
     config, data = components.config, components.datasets.train
+    own = components.described()
     return {
         "base": components.initial.fingerprint,
         "is_lora": config.model.is_lora,
@@ -456,6 +484,8 @@ def identity(components: TrainingComponents) -> dict[str, Any]:
         "max_steps": config.runner.max_steps,
         "statistics": [source.pipeline.statistics.fingerprint for source in data.sources],
         "windows": len(data),
+        "plugins": {one.name: dict(one.settings) for one in own},
+        "plugin_sources": {one.name: one.source for one in own},
         "world_size": components.world.size,
         "versions": {"dzrobot": dzrobot.__version__, "torch": torch.__version__},
         "config": config.model_dump(mode="json"),

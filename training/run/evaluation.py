@@ -98,6 +98,7 @@ def predict_actions(
                 action_BAM=action.sample,
                 timestep_BA=torch.full(actions, float(timestep), device=video.sample.device),
                 state_BSM=prepared.state_BSM,
+                conditions=prepared.conditions,
             ),
             prompting=prepared.prompting,
             first_frame_BCFYX=prepared.first_frame_BCFYX,

@@ -4,7 +4,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -267,6 +267,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         rtc_training_max_delay=model.rtc_training_max_delay or None,
         action_only_video=model.action_only_video if model.action_only_ratio else None,
         distilled_steps=components.config.distill.to_steps,
+        plugins=[asdict(one) for one in components.described()],
     )
 
 

@@ -120,6 +120,10 @@ class NetworkInputs:
             TrainBatch(
                 images=self._images(batch),
                 state_BSM=batch["state"].to(self.device, non_blocking=True),
+                conditions=tuple(
+                    values.to(self.device, non_blocking=True)
+                    for values in batch["conditions"].values()
+                ),
                 action_BAM=batch["action"].to(self.device, non_blocking=True),
                 action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
                 has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),

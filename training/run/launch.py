@@ -7,11 +7,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.process import is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
+
+if TYPE_CHECKING:
+    from dzrobot.training.run.plugin import Plugin
 
 _log = logging.getLogger(__name__)
 
@@ -44,24 +48,41 @@ def main(arguments: Sequence[str]) -> int:
         return FAULT
 
 
-def train(config: SFTConfig) -> int:
-    """Run a checked configuration in this process; a termination request ends it with 0 too.
+def train(
+    recipe: SFTConfig | str, overrides: Sequence[str] = (), *, plugins: "Sequence[Plugin]" = ()
+) -> int:
+    """Run a recipe in this process; a termination request ends it with 0 too.
 
     Args:
-        config: What :func:`dzrobot.training.recipes.read.load_recipe` returns. Under torchrun every
-            process makes the same call.
+        recipe: Built-in recipe, YAML file, or what
+            :func:`dzrobot.training.recipes.read.load_recipe` returns. Under torchrun every process
+            makes the same call.
+        overrides: ``section.field=value`` each, of a recipe that is named.
+        plugins: What is added to the run beside the plug-ins that the recipe names.
 
     Returns:
         The exit code.
+
+    Raises:
+        ConfigError: The recipe or a plug-in cannot be used.
+        UnknownNameError: There is no such recipe or plug-in.
     """
+    if isinstance(recipe, str):
+        config = load_recipe(recipe, overrides, int(os.environ.get("WORLD_SIZE", "1")))
+    elif overrides:
+        raise ConfigError("overrides belong to a recipe that is given by name")
+    else:
+        config = recipe
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
     from dzrobot.training.run.parallel import init_distributed
+    from dzrobot.training.run.plugin import Plugins
     from dzrobot.training.run.trainer import Trainer
 
+    own = Plugins.of(config.runner.plugins, plugins)
     world = init_distributed()
     with _log_file(config.runner.output_dir, is_main=world.is_main):
-        Trainer(build(config, world)).run()
+        Trainer(build(config, world, own)).run()
     return 0
 
 

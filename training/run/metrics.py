@@ -5,7 +5,7 @@ tensor is summed over ranks and read once.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -25,7 +25,8 @@ class LogRecord:
     """Steps done."""
 
     loss: float
-    """Mean over the samples of the interval, all ranks; skipped steps are left out."""
+    """Mean over the samples of the interval, all ranks, of all terms; skipped steps are left out.
+    """
 
     dynamics_loss: float
     """Video part of ``loss``."""
@@ -69,9 +70,14 @@ class LogRecord:
     seconds_per_step: float
     """Wall time of one step, mean of the interval; evaluations are left out."""
 
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Terms of ``loss`` that plug-ins add, by name; columns ``loss_NAME``."""
+
     def as_dict(self) -> dict[str, float | int | None]:
         """Return the columns by name."""
-        return asdict(self)
+        columns = asdict(self)
+        own = columns.pop("terms")
+        return {**columns, **{f"loss_{name}": value for name, value in own.items()}}
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,9 @@ class TrainMetrics:
         device: torch.device,
         clock: Callable[[], float] = time.perf_counter,
         skips: int = 0,
+        terms: Sequence[str] = (),
     ) -> None:
+        self._terms = tuple(terms)
         self._rates = rates
         self._device = device
         self._clock = clock
@@ -149,10 +157,11 @@ class TrainMetrics:
     def add(
         self, losses: Tensor, outcome: StepOutcome, samples: int, sample_ids: Sequence[int]
     ) -> None:
-        """Add one step: this rank's share of the (dynamics, action) loss and what AdamW did.
+        """Add one step: this rank's share of every part of the loss, and what AdamW did.
 
         Args:
-            losses: ``(2,)`` on the device; the sum over ranks is the global mean.
+            losses: Dynamics, action and plug-ins' terms, ``(2 + terms,)`` on the device; the sum
+                over ranks is the global mean.
             outcome: Result of the optimizer step.
             samples: Samples of the step, all ranks.
             sample_ids: Samples this rank computed.
@@ -171,33 +180,38 @@ class TrainMetrics:
     def record(self, step: int) -> LogRecord:
         """Close the interval and return its record. Collective; the device is read only here."""
         rows = torch.stack(self._open.rows)
-        sums = torch.cat([rows[:, :2].flatten(), rows.new_tensor([float(self._unreadable)])])
+        sums = torch.cat([rows[:, :-3].flatten(), rows.new_tensor([float(self._unreadable)])])
         dist.all_reduce(sums)
         peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         worst = rows.new_tensor([self._open.waited, peak / 2**30])
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         # One transfer: reading numbers one by one would stall the device each time.
-        numbers = torch.cat([rows[:, 2:].flatten(), sums, worst]).tolist()
+        numbers = torch.cat([rows[:, -3:].flatten(), sums, worst]).tolist()
         elapsed = max(self._clock() - self._since, 1e-9)
         return self._close(step, numbers, elapsed)
 
     def _close(self, step: int, numbers: list[float], elapsed: float) -> LogRecord:
         count = len(self._open.rows)
         outcomes = [numbers[3 * i : 3 * i + 3] for i in range(count)]
-        losses = [numbers[3 * count + 2 * i : 3 * count + 2 * i + 2] for i in range(count)]
-        unreadable, waited, memory = numbers[5 * count :]
+        width = 2 + len(self._terms)
+        starts = range(3 * count, (3 + width) * count, width)
+        losses = [numbers[start : start + width] for start in starts]
+        unreadable, waited, memory = numbers[(3 + width) * count :]
         self._note_skips(step, [skipped > 0 for _, skipped, _ in outcomes])
-        kept = [pair for pair, (_, skipped, _) in zip(losses, outcomes, strict=True) if not skipped]
+        kept = [
+            parts for parts, (_, skipped, _) in zip(losses, outcomes, strict=True) if not skipped
+        ]
         # A NaN shows where every step was skipped: an average of nothing is not a zero.
-        dynamics, action = (
-            sum(pair[i] for pair in kept) / len(kept) if kept else float("nan") for i in range(2)
+        dynamics, action, *terms = (
+            sum(parts[i] for parts in kept) / len(kept) if kept else float("nan")
+            for i in range(width)
         )
         rate = self._open.samples / elapsed
         cost = self._rates.cost
         self._open, self._since = _Interval(), self._clock()
         return LogRecord(
             step=step,
-            loss=dynamics + action,
+            loss=sum(terms, start=dynamics + action),
             dynamics_loss=dynamics,
             action_loss=action,
             grad_norm=outcomes[-1][0],
@@ -212,6 +226,7 @@ class TrainMetrics:
             unreadable=round(unreadable),
             seconds=self._since - self._started,
             seconds_per_step=elapsed / count,
+            terms=dict(zip(self._terms, terms, strict=True)),
         )
 
     def _note_skips(self, step: int, skipped: list[bool]) -> None:

@@ -47,6 +47,7 @@ from dzrobot.training.run.export import PartialExport, export
 from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import before_micro_batch, reading_outputs
+from dzrobot.training.run.plugin import Run
 from dzrobot.training.run.run_log import RunLog, describe, describe_batch
 
 _log = logging.getLogger(__name__)
@@ -70,11 +71,15 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, world = self.components.config, self.components.world
+        self._plugins = self.components.plugins
         self._checkpoints = CheckpointWriter(
-            config.runner.output_dir / "checkpoints", config.checkpoint, world
-        )
+            config.runner.output_dir / "checkpoints", config.checkpoint, world,
+            on_complete=self._plugins.saved,
+        )  # fmt: skip
         self._sidecars = PartialExport(self.components)
-        self._loss_options = LossOptions(action_loss_norm=config.model.action_loss_norm)
+        self._loss_options = LossOptions(
+            action_loss_norm=config.model.action_loss_norm, terms=self._plugins.terms
+        )
         self._count = config.accumulation(world.size)
 
     def run(self) -> bool:
@@ -90,7 +95,9 @@ class Trainer:
             ) as log:  # fmt: skip
                 if world.is_main:
                     _log.info("%s", describe(self.components, self.step))
+                self._plugins.started(self._view())
                 finished = self._train(log)
+                self._plugins.ended(finished=finished)
         if finished and config.checkpoint.export:
             export(self.components, self.step)
         return finished
@@ -135,6 +142,7 @@ class Trainer:
             self.step += 1
             if self.components.ema is not None:
                 self.components.ema.update(outcome.skipped)
+            self._plugins.stepped(self.step)
             log.advance(self.step, last)
             if self.step % config.logging.log_interval == 0 or self.step == last:
                 self._write_record(log)
@@ -187,7 +195,7 @@ class Trainer:
         """Add up the gradients of a step's micro-batches.
 
         Returns:
-            This process's share of the (dynamics, action) loss, and the ids of its samples.
+            This process's share of the parts of the loss, and the ids of its samples.
         """
         components, ids = self.components, list[int]()
         parts: Iterable[CollatedBatch] = self._parts(batches)
@@ -195,7 +203,8 @@ class Trainer:
             # The divisor is known once all of them have been read.
             parts = list(parts)
         counts = self._counts(parts)
-        losses = torch.zeros(2, device=components.world.device)
+        width = 2 + len(self._loss_options.terms)
+        losses = torch.zeros(width, device=components.world.device)
         for number, batch in enumerate(parts, start=1):
             is_last = number == self._count
             before_micro_batch(components.model.model, components.config.parallel, is_last=is_last)
@@ -231,7 +240,7 @@ class Trainer:
     def forward_backward(
         self, prepared: PreparedBatch, batch: CollatedBatch, counts: LossCounts
     ) -> Tensor:
-        """Add a micro-batch's gradients; return its share of the (dynamics, action) loss."""
+        """Add a micro-batch's gradients; return its share of the parts of the loss."""
         seed, slots = self.components.config.runner.seed, batch["slot"].tolist()
         network, step = self.components.network, batch["step"]
         noise = sample_noise(network, prepared, seed, step, slots)
@@ -251,15 +260,29 @@ class Trainer:
     def save(self, *, wait: bool) -> None:
         """Write a checkpoint; with ``wait``, return only when it is complete."""
         components = self.components
-        meta: dict[str, Any] = {"skips": components.metrics.skips, **identity(components)}
+        meta: dict[str, Any] = {
+            "skips": components.metrics.skips, "plugin_state": self._plugins.state(),
+            **identity(components),
+        }  # fmt: skip
+        state = training_state(components.optimizer, components.ema, self._plugins)
         self._checkpoints.save(
-            self.step, training_state(components.optimizer, components.ema), meta, wait=wait,
-            write_sidecars=self._sidecars.write,
+            self.step, state, meta, wait=wait, write_sidecars=self._sidecars.write
+        )
+
+    def _view(self) -> Run:
+        """Return what plug-ins see of the run."""
+        components, world = self.components, self.components.world
+        return Run(
+            config=components.config, rank=world.rank, world_size=world.size, device=world.device,
+            network=components.model,
         )  # fmt: skip
 
     def _write_record(self, log: RunLog) -> None:
         metrics = self.components.metrics
-        log.write(metrics.record(self.step))
+        record = metrics.record(self.step)
+        log.write(record)
+        if numbers := self._plugins.recorded(record):
+            log.note(self.step, numbers)
         if metrics.skips_in_row >= self.components.config.optim.max_skips:
             self._give_up()
 
@@ -297,7 +320,7 @@ def backward(
     counts: LossCounts,
     options: LossOptions,
 ) -> Tensor:
-    """Differentiate the loss of a micro-batch; return its (dynamics, action) parts, detached.
+    """Differentiate the loss of a micro-batch; return its dynamics and action parts and its terms.
 
     Args:
         model: The network, laid out or plain.
@@ -309,4 +332,4 @@ def backward(
     with reading_outputs():
         losses = model.loss(prepared, noise, counts, options)
     losses.loss.backward()  # type: ignore[no-untyped-call]
-    return torch.stack([losses.dynamics_loss, losses.action_loss])
+    return torch.stack([losses.dynamics_loss, losses.action_loss, *losses.terms])

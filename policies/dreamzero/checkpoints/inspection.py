@@ -16,7 +16,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, fits, slots
 from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters, trained_with_adapters
-from dzrobot.policies.dreamzero.checkpoints.names import DIT, PREFIXES
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, PREFIXES, without_conditions
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, Passport
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, session_bytes
@@ -110,7 +110,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
         variant=f"{_VARIANTS[config.dit.model_type]}, Wan {config.vae.version} autoencoder",
         parts=tuple(_part(name, prefix, given) for name, prefix in PREFIXES.items()),
         missing=tuple(sorted(shapes.keys() - given.keys())),
-        unexpected=tuple(sorted(given.keys() - shapes.keys())),
+        unexpected=tuple(sorted(filter(without_conditions, given.keys() - shapes.keys()))),
         misshapen=tuple(
             f"{name} {given[name].shape}, not {shapes[name]}" for name in sorted(wrong)
         ),

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dzrobot.embodiments.spec import Part
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
@@ -28,10 +29,16 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     inject_adapters,
     trained_with_adapters,
 )
-from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.names import (
+    DIT,
+    canonical,
+    conditions_of,
+    is_adapter,
+)
 from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
+from dzrobot.policies.dreamzero.network.conditions import attach
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
@@ -79,25 +86,39 @@ def slots(network: nn.Module) -> dict[str, TensorBinding]:
     }
 
 
-def build_network(config: NetworkConfig, *, text_encoder: bool = True) -> WorldActionModel:
+def build_network(
+    config: NetworkConfig, *, text_encoder: bool = True, conditions: Sequence[Part] = ()
+) -> WorldActionModel:
     """Return the network of ``config`` without memory for its weights, on the meta device.
+
+    Args:
+        config: Sizes.
+        text_encoder: Whether it has its prompt encoder.
+        conditions: Modalities of the robot's own; see :mod:`~.network.conditions`.
 
     Raises:
         CheckpointError: No network has such sizes.
+        ConfigError: A condition's encoder cannot be used.
+        UnknownNameError: A condition's encoder does not exist.
     """
     try:
         with torch.device("meta"):
-            return WorldActionModel(config, text_encoder=text_encoder)
+            network = WorldActionModel(config, text_encoder=text_encoder)
     except MALFORMED as error:
         raise CheckpointError(
             f"config.json describes a network that cannot be built: {first_line(error)}; use the "
             "one published with the weights"
         ) from error
+    with torch.device("meta"):
+        attach(network.model, conditions)
+    return network
 
 
-def empty_network(config: NetworkConfig, *, is_lora: bool, text_encoder: bool) -> WorldActionModel:
+def empty_network(
+    config: NetworkConfig, *, is_lora: bool, text_encoder: bool, conditions: Sequence[Part] = ()
+) -> WorldActionModel:
     """Return the network on the meta device; only what is trained requires gradients."""
-    network = build_network(config, text_encoder=text_encoder)
+    network = build_network(config, text_encoder=text_encoder, conditions=conditions)
     if is_lora:
         inject_adapters(network.model, config.head)
     network.requires_grad_(requires_grad=False)
@@ -131,6 +152,9 @@ class LoadOptions:
     """8-bit weights in the transformer's blocks, see :mod:`~dzrobot.policies.dreamzero.quantize`;
     they pass through the host's memory. None: all are as they were trained."""
 
+    conditions: tuple[Part, ...] = ()
+    """Modalities of the robot's own, which the checkpoint must hold."""
+
 
 def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionModel:
     """Return the network of ``checkpoint``, in evaluation mode, as ``options`` ask.
@@ -148,7 +172,7 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
                 f"quantize={quantize!r} and adapters='keep': adapters are added to the weights as "
                 "they were trained; choose adapters='merge', or leave quantize out"
             )
-    network = build_network(checkpoint.config)
+    network = build_network(checkpoint.config, conditions=options.conditions)
     source = complete_source(checkpoint, options.base, network)
     if checkpoint.has_adapters and options.adapters == "keep":
         inject_adapters(network.model, checkpoint.config.head)
@@ -282,6 +306,7 @@ def check_weights(network: nn.Module, source: WeightSource) -> None:
     Raises:
         CheckpointError: They are not exactly those of ``network``.
     """
+    check_conditions(network, source)
     wanted = slots(network)
     left_out = tuple(
         p for child, p in PREFIXES.items() if child not in dict(network.named_children())
@@ -311,6 +336,28 @@ def check_weights(network: nn.Module, source: WeightSource) -> None:
             f"{source.origin} holds {preview(odd)}; weights must be float32, bfloat16 or float16: "
             "convert them first"
         )
+
+
+def check_conditions(network: nn.Module, source: WeightSource) -> None:
+    """Check that a checkpoint was trained with the modalities of the robot, and with no others.
+
+    Raises:
+        CheckpointError: It was trained with others.
+    """
+    wanted, held = conditions_of(slots(network)), conditions_of(source.tensors)
+    if wanted == held:
+        return
+    if lacking := wanted - held:
+        raise CheckpointError(
+            f"{source.origin} was trained without {preview(lacking)}, for which the robot has an "
+            "encoder: train it with this robot first, or choose a robot without that part"
+        )
+    raise CheckpointError(
+        f"{source.origin} was trained with a modality of the robot's own, "
+        f"{preview(held - wanted)}, for which the robot that was given has no encoder: give the "
+        "robot it was trained with, embodiment='module:NAME' (on the command line --embodiment), "
+        "in the folder of that module"
+    )
 
 
 def fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

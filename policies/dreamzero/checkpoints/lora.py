@@ -31,7 +31,7 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
 from dzrobot.policies.dreamzero.network.config import HeadConfig
 from dzrobot.policies.dreamzero.quantize import can_be_nf4
 
-TRAINED_MODULES = ("state_encoder", "action_encoder", "action_decoder")
+TRAINED_MODULES = ("state_encoder", "action_encoder", "action_decoder", "conditions")
 """Modules of the transformer that are trained whole beside the adapters."""
 
 
@@ -118,7 +118,10 @@ def inject_adapters(transformer: nn.Module, head: HeadConfig) -> None:
     targets = [
         n
         for n, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and _is_target(n, head)
+        if isinstance(module, nn.Linear)
+        and _is_target(n, head)
+        # Of a robot's own, and trained whole.
+        and not n.startswith("conditions.")
     ]
     if not targets:
         raise CheckpointError(

@@ -20,6 +20,9 @@ VAE = "action_head.vae.model."
 PREFIXES = {"transformer": DIT, "text encoder": TEXT, "image encoder": IMAGE, "autoencoder": VAE}
 """The parts of a network and how the names of their tensors begin."""
 
+CONDITIONS = DIT + "conditions."
+"""How the names of tensors begin that belong to modalities of a robot's own."""
+
 _PEFT_INFIX = "base_model.model."
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
 _INNER_WRAPPERS = re.compile(
@@ -81,6 +84,17 @@ def adapted_names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(
         adapted_layer(name).removesuffix(".weight") for name in names if is_adapter(name)
     )
+
+
+def conditions_of(names: Iterable[str]) -> frozenset[str]:
+    """Return the state parts, by key, whose encoders the canonical ``names`` belong to."""
+    below = (name.removeprefix(CONDITIONS) for name in names if name.startswith(CONDITIONS))
+    return frozenset(f"state.{name.partition('.')[0]}" for name in below)
+
+
+def without_conditions(name: str) -> str | None:
+    """Return the canonical ``name``; None where it belongs to a modality of a robot's own."""
+    return None if name.startswith(CONDITIONS) else name
 
 
 def peft_name(name: str, adapted: frozenset[str]) -> str:

@@ -4,7 +4,7 @@ Published checkpoints carry none; for them the same questions are put to config.
 and the training config, as far as those answer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.importing import is_reference
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_id
 from dzrobot.policies.dreamzero.checkpoints.shards import write_json
@@ -57,6 +58,9 @@ class TrainedEmbodiment:
     action_anchor: ActionAnchor | None = None
     """What its Cartesian steps were measured from."""
 
+    conditions: _Names | None = None
+    """State parts with an encoder of their own: key, then who made it, ``module:Name``."""
+
     action_horizon: _Count | None = None
     """Actions of one of its plans, where that is not the passport's: in a mixture the network's
     plans are as long as the longest of its robots'."""
@@ -91,6 +95,9 @@ class Passport:
 
     distilled_steps: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
     """Solver steps, of Euler's, that the network was distilled for."""
+
+    plugins: Sequence[Mapping[str, Any]] = ()
+    """Code of a lab's own that took part in training: name, hash of its source, settings."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
@@ -128,6 +135,7 @@ def passport_for(
         statistics=statistics.fingerprint,
         action_frame=embodiment.action_frame,
         action_anchor=embodiment.action_anchor,
+        conditions=tuple(f"{part.key} by {part.encoder}" for part in embodiment.conditions),
     )
     return Passport(
         embodiments={embodiment.tag: trained},
@@ -197,6 +205,16 @@ def recorded_base(passport: Passport | None) -> str | None:
     return path if isinstance(path, str) else None
 
 
+def recorded_robots(passport: Passport | None) -> list[str]:
+    """Return the robots of a lab's own that training named, each ``module:NAME``."""
+    recipe = {} if passport is None else passport.recipe
+    model, data = recipe.get("model"), recipe.get("data")
+    sources = data.get("train_data_paths") if isinstance(data, Mapping) else None
+    entries = [model, *(sources if isinstance(sources, list) else [])]
+    named = [entry.get("embodiment_tag") for entry in entries if isinstance(entry, Mapping)]
+    return sorted({name for name in named if isinstance(name, str) and is_reference(name)})
+
+
 def check_passport(passport: Passport, wanted: Passport, origin: str) -> None:
     """Check that a checkpoint was made for what is asked of it.
 
@@ -236,6 +254,7 @@ def differences(passport: Passport, wanted: Passport) -> Iterator[tuple[str, obj
             (f"{tag} state numbers", held.state_dim, expected.state_dim),
             (f"{tag} action numbers", held.action_dim, expected.action_dim),
             (f"{tag} relative actions", held.relative, expected.relative),
+            (f"{tag} encoders of its own", held.conditions, expected.conditions),
             (f"{tag} action frame", held.action_frame, expected.action_frame),
             (f"{tag} statistics", held.statistics, expected.statistics),
         ]

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from dzrobot.errors import ConfigError, preview
 from dzrobot.policies.dreamzero.network.attention import (
     Attention,
     Backend,
@@ -66,6 +67,8 @@ class Controls:
     """Noise level of each action, 0 to 1000, float32 or integer."""
 
     state_BSM: Tensor
+    conditions: tuple[Tensor, ...] = ()
+    """For each of :attr:`CausalDiT.conditions` its numbers (B, S, dim), in their order."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,6 +152,9 @@ class CausalDiT(nn.Module):
         self.action_decoder = CategoryMLP(dim, config.hidden_size, config.action_dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.head = Head(config, config.out_dim * PATCH**2)
+        self.conditions = nn.ModuleDict()
+        """Modalities of a robot's own, by name; see :func:`.conditions.attach`. Published networks
+        have none."""
 
     def forward(self, inputs: TrainInputs, form: TrainForm = TrainForm()) -> tuple[Tensor, Tensor]:
         """Return the predicted velocities of video (B, C, F, Y, X) and actions (B, A, M).
@@ -319,9 +325,18 @@ class CausalDiT(nn.Module):
 
     def _controls(self, controls: Controls) -> tuple[Tensor, Tensor]:
         """Return action tokens (B, A, D) and state tokens (B, S, D)."""
+        if len(controls.conditions) != len(self.conditions):
+            raise ConfigError(
+                f"the network is conditioned on {preview(self.conditions)} beside the state, and "
+                f"{len(controls.conditions)} such vectors were given: encode observations with the "
+                "pipeline of the robot that the network was built for"
+            )
+        state_BSD = self.state_encoder(controls.state_BSM.to(self.dtype))
+        for condition, x_BSK in zip(self.conditions.values(), controls.conditions, strict=True):
+            state_BSD = state_BSD + condition(x_BSK.to(self.dtype))
         return (
             self.action_encoder(controls.action_BAM.to(self.dtype), controls.timestep_BA),
-            self.state_encoder(controls.state_BSM.to(self.dtype)),
+            state_BSD,
         )
 
     def _time(self, timesteps: list[Tensor], controls: Controls | None) -> Tensor:

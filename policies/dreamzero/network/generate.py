@@ -220,6 +220,10 @@ class _Call:
             texts=texts, text_biases=biases,
             noise=InferenceNoise(torch.stack([one.video_CFYX for one in noise]), action_BAM),
             state_BSM=_sent([request.state_SM for request in self.requests], self._device),
+            conditions=tuple(
+                _sent(values, self._device)
+                for values in zip(*(request.conditions for request in self.requests), strict=True)
+            ),
             continuations=self._continuations(action_BAM),
         )  # fmt: skip
 
@@ -354,8 +358,9 @@ class _Call:
                 if joint is not None:
                     shown_BAM, timestep_BA = joint.shown(shown_BAM, timestep_BA)
                 controls = Controls(
-                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=given.state_BSM
-                )
+                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=given.state_BSM,
+                    conditions=given.conditions,
+                )  # fmt: skip
                 shown_BCFYX = self._shown(video.sample, evaluations)
                 timestep = video_schedule.timesteps[step]
                 video_flow, action_flow = self._velocities(

@@ -136,6 +136,9 @@ class InferenceRequest:
     state_SM: Tensor
     """Normalized and padded states; one for the coming block."""
 
+    conditions: tuple[Tensor, ...] = ()
+    """For each of the network's conditions its numbers (S, dim); see :class:`.dit.Controls`."""
+
     prompt: Prompt
     negative: Prompt | None = None
     """What guidance moves away from; needed unless ``cfg_scale`` is 1."""
@@ -190,6 +193,9 @@ class CallInputs:
     """Of all sessions: batch first."""
 
     state_BSM: Tensor
+    conditions: tuple[Tensor, ...]
+    """Each (B, S, dim)."""
+
     continuations: Continuations | None
 
     def first_frames(self, start: int, frames: int) -> Tensor | None:

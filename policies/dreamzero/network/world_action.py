@@ -7,6 +7,7 @@ Y latent rows, X latent columns, A actions, M width of an action, S states, N ro
 P rows of the image embedding, E width of an embedding.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -68,6 +69,9 @@ class TrainBatch:
     prompt: PromptEmbedding
     """From :meth:`WorldActionModel.embed_prompts`, or from a cache of its results."""
 
+    conditions: tuple[Tensor, ...] = ()
+    """See :class:`.dit.Controls`."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FlowTarget:
@@ -91,6 +95,9 @@ class PreparedBatch:
     action_mask_BAM: Tensor
     has_real_action_B: Tensor
     first_frame_BCFYX: Tensor | None
+    conditions: tuple[Tensor, ...] = ()
+    """See :class:`.dit.Controls`."""
+
     target: FlowTarget | None = None
     """What is to be predicted; None: :func:`straight_flow`."""
 
@@ -104,6 +111,40 @@ class LossCounts:
     """Samples that the action loss is averaged over; see :class:`LossOptions`."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """What the network predicts of training samples, and all that it was given."""
+
+    prepared: PreparedBatch
+    """The samples: clean latents and actions, masks, conditioning."""
+
+    noise: DiffusionNoise
+    """What was mixed into them, and how much."""
+
+    target: FlowTarget
+    """Velocities that were to be predicted."""
+
+    video_BCFYX: Tensor
+    """Predicted velocities of the video, float32; an odd last row or column is left out."""
+
+    action_BAM: Tensor
+    """Predicted velocities of the actions, float32."""
+
+    def denoised_actions(self) -> Tensor:
+        """Return the actions (B, A, M) in [-1, 1] that the velocities lead to, in one step."""
+        schedule, index_BA = self.target.schedule, self.noise.action_index_BA
+        noisy_BAM = schedule.add_noise(
+            self.prepared.action_BAM, self.noise.action_BAM, index_BA, axis=1
+        )
+        return noisy_BAM - schedule.sigmas[index_BA][..., None] * self.action_BAM
+
+
+LossTerm = Callable[[Predictions], Tensor]
+"""One more term of the loss: (B,) numbers, one for each sample of the batch, weights included. They
+are summed over all micro-batches and ranks of a step and divided by its samples, so they must
+follow from each sample alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossOptions:
     """How the losses are averaged and which form of the forward pass runs."""
@@ -113,6 +154,9 @@ class LossOptions:
     ``masked``: mean over a robot's own dimensions and over the samples with real actions."""
 
     form: TrainForm = field(default_factory=TrainForm)
+
+    terms: Mapping[str, LossTerm] = field(default_factory=dict)
+    """Terms beside the published two, by name."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,6 +174,9 @@ class Losses:
 
     counted_action_B: Tensor
     """1 for the samples that the action loss is averaged over; sum it for :class:`LossCounts`."""
+
+    terms: tuple[Tensor, ...] = ()
+    """Each of :attr:`LossOptions.terms`, in their order."""
 
 
 class WorldActionModel(nn.Module):
@@ -200,6 +247,7 @@ class WorldActionModel(nn.Module):
             action_mask_BAM=batch.action_mask_BAM,
             has_real_action_B=batch.has_real_action_B,
             first_frame_BCFYX=encoded.first_frame_BCFYX,
+            conditions=batch.conditions,
         )
 
     @torch.no_grad()
@@ -261,13 +309,22 @@ class WorldActionModel(nn.Module):
             dynamics_B.sum() / counts.samples,
             action_B.sum() / counts.actions,
         )
+        predictions = Predictions(
+            prepared=prepared, noise=noise, target=target,
+            video_BCFYX=video_BCFYX.float(), action_BAM=action_BAM.float(),
+        )  # fmt: skip
+        terms = [
+            _per_sample(name, term(predictions), len(action_B)).sum() / counts.samples
+            for name, term in options.terms.items()
+        ]
         return Losses(
-            loss=dynamics_loss + action_loss,
+            loss=sum(terms, start=dynamics_loss + action_loss),
             dynamics_loss=dynamics_loss.detach(),
             action_loss=action_loss.detach(),
             dynamics_B=dynamics_B.detach(),
             action_B=action_B.detach(),
             counted_action_B=counted_B,
+            terms=tuple(term.detach() for term in terms),
         )
 
     def train_inputs(
@@ -283,8 +340,9 @@ class WorldActionModel(nn.Module):
             noisy_BAM = torch.where(noise.given_BA[..., None], prepared.action_BAM, noisy_BAM)
             timestep_BA = timestep_BA.masked_fill(noise.given_BA, 0)
         controls = Controls(
-            action_BAM=noisy_BAM, timestep_BA=timestep_BA, state_BSM=prepared.state_BSM
-        )
+            action_BAM=noisy_BAM, timestep_BA=timestep_BA, state_BSM=prepared.state_BSM,
+            conditions=prepared.conditions,
+        )  # fmt: skip
         return TrainInputs(
             noisy_BCFYX=schedule.add_noise(
                 latents_BCFYX, noise.video_BCFYX, frame_index_BF, axis=2
@@ -347,6 +405,25 @@ def straight_flow(prepared: PreparedBatch, noise: DiffusionNoise) -> FlowTarget:
         schedule=training_schedule(prepared.latents_BCFYX.device),
         video_BCFYX=velocity(prepared.latents_BCFYX, noise.video_BCFYX),
         action_BAM=velocity(prepared.action_BAM, noise.action_BAM),
+    )
+
+
+def _per_sample(name: str, found: object, samples: int) -> Tensor:
+    """Return what a loss term returned.
+
+    Raises:
+        ConfigError: It is not one number for each sample.
+    """
+    if isinstance(found, Tensor) and found.shape == (samples,) and found.is_floating_point():
+        return found
+    given = (
+        f"a {found.dtype} tensor of shape {tuple(found.shape)}"
+        if isinstance(found, Tensor)
+        else f"a {type(found).__name__}"
+    )
+    raise ConfigError(
+        f"the loss term {name!r} returned {given}: return a floating-point tensor of shape "
+        f"({samples},), one number for each sample, its weight included"
     )
 
 

@@ -1,0 +1,189 @@
+"""The weights that a run starts from: files, and what is drawn for parts that are new."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
+from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.load import (
+    SetWeight,
+    build_network,
+    complete_source,
+    expected_shapes,
+    load_weights,
+    slots,
+)
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
+from dzrobot.policies.dreamzero.checkpoints.names import CONDITIONS, is_adapter
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    RandomInitSource,
+    TensorInfo,
+    UnionSource,
+    WeightSource,
+)
+from dzrobot.policies.dreamzero.network.conditions import Condition
+from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
+from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
+from dzrobot.rng import torch_seed
+from dzrobot.training.recipes.architecture import METADATA_FILE, base_network, loose_weights
+from dzrobot.training.sft_config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """The weights a run starts from; only file headers have been read."""
+
+    base: NetworkConfig
+    """The network as the files describe it, before the run's own horizon and sizes."""
+
+    source: WeightSource
+    """Every tensor, under canonical names; adapters of the checkpoint are merged."""
+
+    folder: Path | None
+    """Checkpoint folder, for statistics, tokenizer and the files beside the weights."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a hash of the weights."""
+        return fingerprint(self.source, self.source.tensors)
+
+    @property
+    def metadata(self) -> Path | None:
+        """Return the statistics beside the weights, if any."""
+        return None if self.folder is None else self.folder / METADATA_FILE
+
+
+def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
+    """Return the weights that ``model`` names.
+
+    Raises:
+        CheckpointError: Missing, incomplete or foreign files.
+    """
+    if model.model_path is not None:
+        path = model.model_path
+        loose = loose_weights(model, locate(path, model.revision))
+        return from_checkpoint(open_checkpoint(path, revision=model.revision, config_from=loose))
+    base = base_network(model, model.config_path)
+    shapes = expected_shapes(base)
+    if model.random_init:
+        drawn = TinyWeightsSource(shapes, seed, torch.float32)
+        return InitialWeights(base=base, source=drawn, folder=None)
+    return InitialWeights(
+        base=base,
+        source=cold_start(_components(model), base, shapes, seed=seed).source,
+        folder=None,
+    )
+
+
+def from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
+    """Return the weights of a checkpoint, its adapters merged.
+
+    Raises:
+        CheckpointError: Missing, incomplete or foreign files.
+    """
+    network = build_network(checkpoint.config)
+    source = complete_source(checkpoint, None, network)
+    if checkpoint.has_adapters:
+        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+    return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
+
+
+def _components(model: ModelConfig) -> Components:
+    dit, text, image, vae = (
+        locate(str(path))
+        for path in (
+            model.diffusion_model_pretrained_path, model.text_encoder_pretrained_path,
+            model.image_encoder_pretrained_path, model.vae_pretrained_path,
+        )
+    )  # fmt: skip
+    return Components(dit=dit, text=text, image=image, vae=vae)
+
+
+def fill(
+    network: WorldActionModel, initial: InitialWeights, seed: int,
+    setters: Mapping[str, SetWeight],
+) -> None:  # fmt: skip
+    """Give every tensor of an allocated network its initial value.
+
+    Args:
+        network: The network.
+        initial: Where its values are.
+        seed: What new adapters and encoders are drawn from.
+        setters: What takes a tensor that is kept in another form, by its name in the network.
+
+    Raises:
+        CheckpointError: The weights are not those of the network.
+    """
+    shapes = {name: slot.shape for name, slot in slots(network).items()}
+    adapters = {name: shape for name, shape in shapes.items() if is_adapter(name)}
+    source = initial.source
+    if adapters:
+        source = UnionSource(sources=(source, NewAdapters(adapters, seed)))
+    new = {name for name in shapes if name.startswith(CONDITIONS)} - initial.source.tensors.keys()
+    if new:
+        source = UnionSource(sources=(source, NewConditions(network, frozenset(new), seed)))
+    load_weights(network, source, setters)
+
+
+class NewAdapters(RandomInitSource):
+    """Adapters without effect yet: A is uniform, as the adapter library draws it, B is zero."""
+
+    origin = "newly initialized adapters"
+    key = "adapter/"
+
+    def draw(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return the tensor ``name``."""
+        tensor = torch.zeros(shape)
+        if ".lora_A." in name:
+            bound = shape[1] ** -0.5
+            tensor.uniform_(-bound, bound, generator=generator)
+        return tensor
+
+
+@dataclass(frozen=True)
+class NewConditions:
+    """Encoders of a robot's own modalities, each as its own code initializes it.
+
+    Equal seeds and encoders give equal weights, in every process.
+    """
+
+    network: WorldActionModel
+    names: frozenset[str]
+    """Canonical names of their tensors."""
+
+    seed: int
+    origin: str = "newly initialized encoders"
+    layout: str = "newly initialized encoders"
+
+    @cached_property
+    def _values(self) -> dict[str, Tensor]:
+        found = {}
+        for key, condition in self.network.model.conditions.items():
+            assert isinstance(condition, Condition), "attach() puts nothing else there"
+            # An encoder's constructor draws from torch's global generator, as torch's layers do.
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                torch.manual_seed(torch_seed("condition", self.seed, key))
+                made = condition.again()
+            found |= {f"{CONDITIONS}{key}.{name}": v for name, v in made.state_dict().items()}
+        return {name: found[name].float() for name in self.names}
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each."""
+        return {
+            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
+            for name, value in self._values.items()
+        }
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors."""
+        for name in names:
+            yield name, self._values[name]
