@@ -1,6 +1,6 @@
 """Configuration of one workcell: address, cameras, limits, rates, rules. Meters and radians.
 
-A value is never edited after construction; everything has a safe default except the address and the
+A value is never edited after construction; everything has a default except the address and the
 camera serial numbers.
 """
 
@@ -34,6 +34,9 @@ _SHOULDER = (0.0, 0.0, 0.333)
 """Where the second joint's axis crosses the first's (m)."""
 
 
+EMULATED = "emulated"
+"""A workcell, and the address of an arm, that is started when it is opened: robosuite's Lift."""
+
 GRIPPER_PRESETS: Mapping[str, Mapping[str, float]] = {
     "published": {},
     "droid": {"settle_s": 0.0},
@@ -51,7 +54,7 @@ class GripperConfig(FrozenConfig):
     preset: Literal["published", "droid", "gentle"] = "published"
     """``published``: as the published recordings of ``franka_pnp`` were made; ``droid``: the arm
     never waits for the fingers; ``gentle``: slower and softer, for fragile objects and first
-    trials."""
+    trials. A real arm must be given one; cards name it."""
 
     kind: Literal["franka", "robotiq", "none"] = "franka"
     """``franka``: the Franka Hand; ``robotiq``: a Robotiq 2F-85 on a serial port; ``none``: the arm
@@ -640,19 +643,29 @@ _JOINT_COMMANDED: Mapping[str, Mapping[str, Any]] = {
     "limits": {"tilt": (1.0, 1.0, 1.5)},
 }
 """What a workcell has, unless it says otherwise, where actions are joint angles: the only published
-recordings of that kind are DROID's."""
+recordings of that kind are DROID's. The preset of a real arm's gripper is not filled in."""
 
 _FRAMES_PER_STEP = 1.5
 _FRAME_RATES = (15, 30, 60)
 
 
+def _takes_joints(robot: Embodiment) -> bool:
+    return any("joint_position" in (part.quantities or (part.name,)) for part in robot.action)
+
+
+def recorded_preset(robot: Embodiment) -> str:
+    """Return the gripper's preset that published recordings of such a robot were made with."""
+    return "droid" if _takes_joints(robot) else "published"
+
+
 def _with_conventions(values: Mapping[str, Any], robot: Embodiment) -> dict[str, Any]:
     """Return a workcell with what the recordings of ``robot`` were made with where it is silent."""
     filled: dict[str, Any] = {"control_hz": robot.timing.control_hz, **values}
-    if any("joint_position" in (part.quantities or (part.name,)) for part in robot.action):
+    if _takes_joints(robot):
+        emulated = str(filled.get("address") or EMULATED).startswith(EMULATED)
         for section, defaults in _JOINT_COMMANDED.items():
             given = filled.get(section, {})
-            if isinstance(given, Mapping):
+            if isinstance(given, Mapping) and (emulated or section != "gripper"):
                 filled[section] = {**defaults, **given}
     rate = filled["control_hz"]
     if isinstance(rate, int | float) and isinstance(filled.get("cameras"), list | tuple):

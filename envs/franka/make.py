@@ -22,15 +22,12 @@ from dzrobot.envs.franka.emulated import (
     scene_values,
 )
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, EMULATED, FrankaConfig
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
 from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
-
-EMULATED = "emulated"
-"""A workcell, and the address of an arm, that is started when it is opened: robosuite's Lift."""
 
 EMULATED_EMPTY = "emulated:empty"
 """The same without a scene: the arm alone, which no simulator moves."""
@@ -135,12 +132,17 @@ def _require_taught(config: FrankaConfig) -> None:
         "limits.workspace_high": "workspace_high" in limits.model_fields_set,
         "reset.position": "position" in reset.model_fields_set,
         "reward.rule": "rule" in reward.model_fields_set,
+        "gripper.preset": (
+            "preset" in config.gripper.model_fields_set or config.gripper.kind == "none"
+        ),
     }
     if missing := [name for name, known in stated.items() if not known]:
         raise ConfigError(
             f"a real arm is not moved by default values: the workcell lacks {', '.join(missing)}. "
             f"`dzrobot init-workcell cell.yaml --address {config.address}` writes a file with all "
-            "of them, taught by hand on the arm."
+            "of them, taught by hand on the arm. gripper.preset is gentle (0.1 m/s, 40 N, for "
+            "first trials), published (0.3 m/s, 130 N, as the recordings of franka_pnp were made) "
+            "or droid (published, and the arm never waits for the fingers)."
         )
 
 

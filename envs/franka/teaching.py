@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig, ResetConfig
+from dzrobot.envs.franka.franka_config import (
+    FrankaConfig,
+    GripperConfig,
+    ResetConfig,
+    recorded_preset,
+)
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import RobotError
@@ -96,11 +101,21 @@ def _camera_text(key: str, device: str) -> str:
     return f"- key: {key}\n  serial: '{device}'"
 
 
-def _gripper_text(gripper: GripperConfig) -> str:
+def _gripper_text(gripper: GripperConfig, recorded: str) -> str:
     lines = ["# franka: the Franka Hand; robotiq: a Robotiq 2F-85 at `device`; none: no hand.",
              "gripper:", f"  kind: {gripper.kind}"]  # fmt: skip
     if gripper.device:
         lines.append(f"  device: {_text(gripper.device)}")
+    if gripper.kind != "none":
+        lines += [
+            "  # gentle: 0.1 m/s and 40 N, for first trials and fragile objects.",
+            f"  # The published recordings of this embodiment were made with `{recorded}`, at 0.3",
+            "  # m/s and 130 N: choose it to compare with published results. Cards name it.",
+            "  preset: gentle",
+        ]
+        if recorded == "droid":
+            lines += ["  # As in those recordings, the arm never waits for the fingers.",
+                      "  settle_s: 0.0"]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -154,7 +169,7 @@ task: {_text(task)}
 # Steps per second; the policy must have been made for this rate.
 control_hz: {config.control_hz:g}
 
-{_gripper_text(config.gripper)}
+{_gripper_text(config.gripper, recorded_preset(config.robot))}
 
 reset:
   # Where every episode begins, taught on the arm.

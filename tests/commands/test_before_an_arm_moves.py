@@ -1,11 +1,13 @@
 """What is compared, required and written down before an arm moves."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import load_workcell, make_franka
@@ -26,6 +28,7 @@ cameras:
 - {{key: video.image, serial: '{serial}'}}
 - {{key: video.wrist_image, serial: '2'}}
 reset: {{position: [0.4, 0.0, 0.4]}}
+gripper: {{preset: gentle}}
 limits: {{workspace_low: [0.3, -0.3, 0.02], workspace_high: [0.6, 0.3, 0.6]}}
 reward: {{rule: operator}}
 """
@@ -79,12 +82,29 @@ def test_a_real_arm_is_not_moved_by_default_values(cell):
     with pytest.raises(ConfigError) as error:
         make_franka(address="172.16.0.2", reset={"position": (0.4, 0, 0.4)})
     said = str(error.value)
-    assert all(
-        name in said for name in ("workspace_low", "workspace_high", "reward.rule", "init-workcell")
-    )
+    needed = ("workspace_low", "workspace_high", "reward.rule", "gripper.preset", "init-workcell")
+    assert all(name in said for name in needed)
     assert "reset.position" not in said
     assert make_franka(workcell=cell()).config.reset.position == (0.4, 0.0, 0.4)
     make_franka(workcell="fake", address="172.16.0.2")
+
+
+@pytest.mark.parametrize("embodiment", ["franka_pnp", "oxe_droid"])
+def test_a_real_arm_needs_its_grippers_preset(cell, embodiment):
+    """Nothing is filled in for hardware; an emulated arm has that of the recordings."""
+    file = Path(cell())
+    text = file.read_text().replace("gripper: {preset: gentle}\n", "")
+    views = [view.key for view in load_embodiment(embodiment).views]
+    cameras = [{"key": key, "serial": str(i)} for i, key in enumerate(views)]
+    file.write_text(text)
+    given = {"embodiment": embodiment, "cameras": cameras}
+    with pytest.raises(ConfigError, match=r"lacks gripper\.preset\. .*gentle.*published"):
+        make_franka(workcell=str(file), **given)
+    for hand in ({"preset": "published"}, {"kind": "none"}):
+        make_franka(workcell=str(file), gripper=hand, **given)
+    emulated = load_workcell("emulated", {"embodiment": embodiment}).gripper
+    recorded = {"franka_pnp": ("published", 0.6), "oxe_droid": ("droid", 0.0)}
+    assert (emulated.preset, emulated.settle_s) == recorded[embodiment]
 
 
 def test_a_policy_drives_a_real_arm_slowly_until_someone_says_otherwise(cell, tmp_path, capsys):
@@ -126,6 +146,7 @@ def test_the_card_holds_the_workcell_but_not_where_it_is(cell):
     assert "franky-control" in card["versions"] or "pyrealsense2" not in card["versions"]
     (suite,) = card["suites"].values()
     assert suite["workcell"]["limits"]["workspace_low"] == [0.3, -0.3, 0.02]
+    assert suite["workcell"]["gripper"]["preset"] == "gentle"
     digests = {
         card_digest(card),
         card_digest(card_of(workcell=cell("task.yaml", task="sort the cups"))),
@@ -204,12 +225,15 @@ def test_a_taught_workcell_of_droid_has_its_gripper_frame_rate_and_law(tmp_path)
     config = load_workcell(str(tmp_path / "cell.yaml"))
     gripper, controller = config.gripper, config.controller
     assert (gripper.kind, gripper.device, gripper.settle_s) == ("robotiq", device, 0.0)
+    assert (gripper.preset, gripper.force_n) == ("gentle", 40.0)
+    assert "were made with `droid`" in text
     assert {camera.fps for camera in config.cameras} == {30}
     assert controller.joint_stiffness == (40, 30, 50, 25, 35, 25, 10)
     assert controller.cartesian_stiffness == (400, 400, 400, 15, 15, 15)
     assert config.reset.joints == taught.joints
     usual = workcell_text(FrankaConfig(), {}, taught, task="", firmware="")
     assert "begin at" not in usual
+    assert "were made with `published`" in usual
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ cameras:
 - {key: video.image, serial: '1'}
 - {key: video.wrist_image, serial: '2'}
 reset: {position: [0.4, 0.0, 0.4]}
+gripper: {preset: gentle}
 limits: {workspace_low: [0.3, -0.3, 0.02], workspace_high: [0.6, 0.3, 0.6]}
 reward: {rule: operator}
 """

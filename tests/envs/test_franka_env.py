@@ -79,7 +79,7 @@ def test_without_the_library_the_error_names_the_extra():
         "import gymnasium as gym, dzrobot; from dzrobot.errors import MissingDependencyError\n"
         "box = {'workspace_low': (0.2, -0.3, 0.02), 'workspace_high': (0.7, 0.3, 0.6)}\n"
         "start, rule = {'position': (0.4, 0, 0.4)}, {'rule': 'none'}\n"
-        "taught = dict(limits=box, reset=start, reward=rule)\n"
+        "taught = dict(limits=box, reset=start, reward=rule, gripper={'preset': 'gentle'})\n"
         "env = gym.make('Franka-PnP-v0', address='127.0.0.1', unattended=True, **taught)\n"
         "try: env.reset()\n"
         "except MissingDependencyError as error: assert '.[franka]' in str(error)\n"
@@ -479,7 +479,7 @@ def test_a_workcell_is_a_file_and_values_replace_its_own(tmp_path):
     path.write_text(
         "address: 172.16.0.2\ntask: stack the cups\nreset: {position: [0.4, 0, 0.4]}\n"
         "limits: {speed_m_s: 0.2, force_n: 20, workspace_low: [0.3, -0.3, 0.02], "
-        "workspace_high: [0.7, 0.3, 0.6]}\nreward: {rule: none}\n"
+        "workspace_high: [0.7, 0.3, 0.6]}\nreward: {rule: none}\ngripper: {preset: gentle}\n"
         "cameras:\n- {key: video.image, serial: '1'}\n- {key: video.wrist_image, serial: '2'}\n"
     )
     config = make_franka(workcell=str(path), limits={"force_n": 15.0}).config

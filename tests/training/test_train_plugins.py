@@ -64,9 +64,7 @@ def test_a_term_is_one_more_part_of_the_loss_however_the_batch_is_split(
         return train_worker.gradients(trainer(solo, train_root, tmp_path, *plugins, **changes))
 
     plain, none = first(), first(Smooth(weight=0.0))
-    strong, whole = first(Smooth(weight=5.0)), first(
-        Smooth(weight=5.0), runner__micro_batch_size=4
-    )
+    strong, whole = first(Smooth(weight=5.0)), first(Smooth(weight=5.0), runner__micro_batch_size=4)
     assert torch.equal(none[0][:2], plain[0])
     assert none[0][2] == 0
     for name, gradient in plain[1].items():
