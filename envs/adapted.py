@@ -179,7 +179,7 @@ class AdaptedEnv(gym.Env[dict[str, Any], Any]):
         """Return what the environment says itself, and what episodes here need beside it."""
         own = {} if self._starts is None else {"init_state_id": self._start}
         task = found[self.embodiment.language]
-        return {"init_state_id": None, "reset_reason": None, **info, **own, "task": task}
+        return {"init_state_id": None, "reset_reason": "", **info, **own, "task": task}
 
     def _robots(self, taken: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space of the robot's actions, from that of the environment's.

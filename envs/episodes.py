@@ -103,7 +103,7 @@ class FailureClass(StrEnum):
 def episode_info(
     task: str, start: int, failure: FailureClass | None, *, success: bool, ends: bool
 ) -> dict[str, Any]:
-    """Return what ``info`` holds at every step.
+    """Return what ``info`` holds at every step; ``reset_reason`` is empty while it goes on.
 
     Args:
         task: The instruction.

@@ -94,7 +94,7 @@ class Reach(gym.Env[dict[str, Any], np.ndarray]):
             "is_success": self._done(),
             "task": "bring the red tip to the green goal",
             "init_state_id": self._start,
-            "reset_reason": None,
+            "reset_reason": "",
         }
 
 

@@ -136,7 +136,7 @@ class PlanningTotals:
 
     plans: int = 0
     calls: int = 0
-    """Of the network; plans that are made together share one."""
+    """Calls of the network; plans that are made together share one."""
 
     def add(self, seconds: float, plans: int, calls: int) -> None:
         """Count plans that were made in ``calls`` of the network."""
@@ -301,7 +301,7 @@ class Footprint:
     """Memory of the device that a policy's network runs on, in bytes."""
 
     session: int
-    """Of one session."""
+    """Bytes that one session takes."""
 
     free: int
     """Still free."""

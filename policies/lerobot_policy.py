@@ -33,7 +33,7 @@ from dzrobot.rng import torch_seed
 
 _IMAGE, _STATE, _TASK, _ACTION = "VISUAL", "STATE", "task", "action"
 _LEAST_HORIZON = 4
-"""Of a robot's timing."""
+"""Fewest actions of one plan that a robot's timing may have."""
 
 
 @dataclass(eq=False)

@@ -52,6 +52,66 @@ def test_budgets(path):
             assert length <= 60, f"{node.name} has {length} code lines"
 
 
+HEADLESS = re.compile(
+    r"^(Of |Likewise\b|Whose\b|Which\b\.|As before\b)|:\s*(Whose|Which|Likewise)\.$", re.M
+)
+"""How a docstring begins, or describes an argument, that says nothing without its neighbors."""
+
+TOLD = ("training", "policies", "dzrobot/embodiments", "dzrobot/modality")
+
+
+def test_a_docstring_can_be_read_alone():
+    """As in a tooltip. Not yet in the other packages."""
+    faults = []
+    for path in FILES:
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(TOLD) or name.startswith("training/forecast"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = node.value.value
+                if isinstance(text, str) and HEADLESS.search(text):
+                    faults.append(f"{name}:{node.lineno}: {text[:60]}")
+    assert not faults, "\n".join(faults)
+
+
+PRIVATE_TORCH = {
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": (
+        "training/test_data_loader.py::test_torchs_loader_has_shutdown_workers"
+    ),
+    "torch._C._distributed_c10d": "every run in one process, such as training/test_train_step.py",
+    "torch.distributed.algorithms._checkpoint": (
+        "training/test_train_distributed.py::test_recompute_changes_no_bit"
+    ),
+    "torch._higher_order_ops": "the same",
+    "torch._dynamo": "policies/network/test_triton.py",
+    "torch._foreach_copy_": "policies/network/test_graphs.py",
+    "torch.utils._pytree": "policies/network/test_fake_cuda.py",
+    "torch.utils._python_dispatch": "training/test_train_costs.py",
+    "torch._foreach_norm": "training/test_train_rehearsal.py",
+    "torch._foreach_mul_": "training/test_train_rehearsal.py",
+    "torch._fused_adamw_": "training/test_train_rehearsal.py",
+    "torch.library._scoped_library": "training/test_train_rehearsal.py",
+    "torch._C._current_graph_task_id": "training/test_train_rehearsal.py",
+}
+"""Names of torch that are not public -> what fails in tests/ if a new version lacks one. They are
+why the versions of torch are bounded; beside them, `found_inf` is set on the fused AdamW, see
+tests/training/test_train_optim.py::test_torchs_fused_adamw_reads_found_inf."""
+
+
+def test_private_names_of_torch_are_listed():
+    found = set()
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] in ("examples", "benchmarks"):
+            continue
+        text = path.read_text()
+        found |= set(re.findall(r"\btorch(?:\.[A-Za-z]\w*)*\._[A-Za-z]\w*(?:\._\w+)*", text))
+        for module, names in re.findall(r"from (torch[\w.]*) import ([^\n(]*|\([^)]*\))", text):
+            found |= {f"{module}.{name}" for name in re.findall(r"\b_\w+", names)}
+    unknown = {name for name in found if not any(name.startswith(one) for one in PRIVATE_TORCH)}
+    assert not unknown, f"not public in torch; list them with the test that needs them: {unknown}"
+
+
 def test_a_public_class_name_means_one_thing():
     places: dict[str, list[str]] = {}
     for path in FILES:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dzrobot.training.data.sampler import Draws, Stream
     from dzrobot.training.recipes.read import load_recipe
     from dzrobot.training.run.launch import train
-    from dzrobot.training.run.plugin import Plugin, Run
+    from dzrobot.training.run.plugin import Plugin, RunView
     from dzrobot.training.sft_config import SFTConfig
 
 __all__ = [
     "Draws",
     "Plugin",
-    "Run",
+    "RunView",
     "SFTConfig",
     "SamplerInputs",
     "Stream",
@@ -37,7 +37,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "Draws": "dzrobot.training.data.sampler",
         "Plugin": "dzrobot.training.run.plugin",
-        "Run": "dzrobot.training.run.plugin",
+        "RunView": "dzrobot.training.run.plugin",
         "SamplerInputs": "dzrobot.training.data.mixture",
         "Stream": "dzrobot.training.data.sampler",
         "SFTConfig": "dzrobot.training.sft_config",

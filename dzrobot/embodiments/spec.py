@@ -560,25 +560,25 @@ class HandMotion:
     """What an environment says of its hand, in numbers of the concatenated state and action."""
 
     position: slice
-    """Of the state, (3,) in meters."""
+    """The hand's place in the state, (3,) in meters."""
 
     rotation: slice
-    """Of the state, (3,) in radians."""
+    """The hand's rotation in the state, (3,) in radians."""
 
     rotation_form: RotationForm
     """How the state writes it. An action's is always the small turn about each axis."""
 
     fingers: slice
-    """Of the state: how far the gripper is open, in the environment's own units."""
+    """How far the gripper is open, in the state and in the environment's own units."""
 
     translation: slice
-    """Of the action, (3,): a difference of position."""
+    """A difference of position in the action, (3,)."""
 
     turn: slice
-    """Of the action, (3,): a difference of rotation."""
+    """A difference of rotation in the action, (3,)."""
 
     gripper: int
-    """Of the action."""
+    """The gripper's number in the action."""
 
     closes: Literal[-1, 1]
     """Sign of the gripper's number that closes."""

@@ -420,7 +420,7 @@ def run_episode(
         init_state_id=info.get("init_state_id", rules.init_state_id),
         steps=steps,
         success=success,
-        ended="success" if success else str(info.get("reset_reason") or "time limit"),
+        ended="success" if success else _reset_reason(info) or "time limit",
         failure_class=_failure_class(info) if success or failure is None else POLICY_FAILED,
         fault=str(info.get("fault", "")),
         stop=str(info.get("stop", "")),
@@ -518,6 +518,17 @@ def _stated(info: Mapping[str, Any], key: str) -> Any:
             "is_success and task"
         )
     return info[key]
+
+
+def _reset_reason(info: Mapping[str, Any]) -> str:
+    """Return what the environment says ended the episode; empty: time ran out."""
+    given = info.get("reset_reason", "")
+    if not isinstance(given, str):
+        raise ModalityError(
+            f"the environment's info has reset_reason={given!r}, a {type(given).__name__}; it is "
+            "the text of what ended the episode, '' where nothing but time did"
+        )
+    return given
 
 
 def _failure_class(info: Mapping[str, Any]) -> str | None:

@@ -402,7 +402,7 @@ class DreamZeroPolicy:
         """Return the question for a plan from the newest observation on; nothing is computed.
 
         Args:
-            session: Whose.
+            session: The session that the plan is for.
             leftover: What the robot executes in the meantime; None: the plan starts over.
 
         Raises:

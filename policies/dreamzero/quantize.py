@@ -20,7 +20,7 @@ network's dtype. ``fp8``: weights and activations in 8-bit floats (e4m3), scaled
 products in 8 bits as well."""
 
 _FP8_CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply 8-bit floats: Ada, Hopper, Blackwell."""
+"""Compute capability of the first GPUs that multiply 8-bit floats: Ada, Hopper, Blackwell."""
 
 
 def multiplies_fp8(device: torch.device) -> bool:

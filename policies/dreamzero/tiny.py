@@ -64,10 +64,10 @@ class TinyOptions:
     """Network it imitates: ``5b`` (ti2v, Wan 2.2 VAE) or ``14b`` (i2v, Wan 2.1 VAE)."""
 
     seed: int = 0
-    """Of weights and statistics."""
+    """Seed of weights and statistics."""
 
     dtype: torch.dtype = torch.bfloat16
-    """Of the stored weights; the published ones are bfloat16."""
+    """Dtype of the stored weights; the published ones are bfloat16."""
 
     shard_bytes: int = SHARD_BYTES
     """Largest weight file; small values give many shards and an index."""

@@ -1,4 +1,4 @@
-"""Whose episode a request belongs to, and how many episodes fit into memory at a time.
+"""The episode that a request belongs to, and how many episodes fit into memory at a time.
 
 A session of the policy is a seat: its name is used again when the episode that held it has ended,
 so that nothing grows with the number of episodes served. An episode is found by connection and

@@ -76,7 +76,7 @@ def test_its_observations_are_the_robots():
     assert seen["state.state"].dtype == np.float32
     np.testing.assert_allclose(seen["state.state"], [0.1, 0.2, 0.3, 1, 2, 3, 0.5, 0])
     assert info["task"] == seen["annotation.task"] == "lift"
-    assert (info["init_state_id"], info["reset_reason"], info["weather"]) == (0, None, "dry")
+    assert (info["init_state_id"], info["reset_reason"], info["weather"]) == (0, "", "dry")
     *_, info = env.step(np.zeros(7, np.float32))
     assert (info["is_success"], info["own"], info["init_state_id"]) == (False, 5, None)
     told = adapted({**LAYOUT, "annotation.task": "told"}, task=None)

@@ -89,15 +89,15 @@ def test_plans_are_timed_apart_from_the_actions_that_were_there_already():
 
 
 class Saying(gym.Wrapper):
-    """Says of every episode how it failed."""
+    """Says of every episode how it failed, or something else."""
 
-    def __init__(self, env, said):
+    def __init__(self, env, said, key="failure_class"):
         super().__init__(env)
-        self.said = said
+        self.said = {key: said}
 
     def step(self, action):
         *rest, info = self.env.step(action)
-        return *rest, {**info, "failure_class": self.said}
+        return *rest, {**info, **self.said}
 
 
 def test_how_it_failed_is_what_the_environment_says():
@@ -109,6 +109,15 @@ def test_how_it_failed_is_what_the_environment_says():
     for nonsense in (3, "", "x" * 101):
         with pytest.raises(ModalityError, match="failure_class"):
             run_episode(Saying(point(), nonsense), still, rules)
+
+
+def test_what_ended_an_episode_is_a_text_of_the_environments():
+    still, rules = Fixed(np.zeros(7, np.float32)), EpisodeRules(seed=3, max_steps=2)
+    for said, ended in (("", "time limit"), ("fell over", "fell over")):
+        assert run_episode(Saying(point(), said, "reset_reason"), still, rules).ended == ended
+    for nonsense in (None, 3):
+        with pytest.raises(ModalityError, match="reset_reason"):
+            run_episode(Saying(point(), nonsense, "reset_reason"), still, rules)
 
 
 def test_start_is_the_one_asked_for():

@@ -10,6 +10,8 @@ import pytest
 import torch
 from data_worlds import RELATIVE, ROBOT, TASKS, record, robot
 from rehearsal.runs import META, rehearse
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, DatasetError
@@ -391,6 +393,18 @@ print(len(whole))
 
 
 @pytest.mark.long
+def test_torchs_loader_has_shutdown_workers():
+    """A name that is not public; see `Batches`."""
+    loader = DataLoader(range(9), num_workers=1, multiprocessing_context="fork")
+    iterator = iter(loader)
+    assert isinstance(iterator, _MultiProcessingDataLoaderIter)
+    next(iterator)
+    (worker,) = iterator._workers
+    assert worker.is_alive()
+    iterator._shutdown_workers()
+    assert not worker.is_alive()
+
+
 def test_processes_with_workers_exit_cleanly(world):
     """A20: also where the loop is left early, and where the parent had files open."""
     script = LAUNCH.format(here=str(HERE), world=str(world))

@@ -83,7 +83,7 @@ class Bench(gym.Env):
 
     def info(self):
         return {"is_success": False, "task": "push the block", "init_state_id": 0,
-                "reset_reason": None}
+                "reset_reason": ""}
 
 
 gym.register("Bench-v0", entry_point=Bench, max_episode_steps=6)

@@ -100,6 +100,17 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     assert optimizer.step().lr.item() == pytest.approx(1e-2)
 
 
+def test_torchs_fused_adamw_reads_found_inf():
+    """A name that is not public; see `_FusedAdamW.step`."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    adamw = torch.optim.AdamW([weight], lr=torch.tensor(0.1), fused=True)
+    for found_inf, moves in ((1.0, False), (0.0, True)):
+        weight.grad = torch.ones(3)
+        vars(adamw).update(grad_scale=None, found_inf=torch.tensor(found_inf))
+        adamw.step()
+        assert bool((weight != 1).any()) == moves
+
+
 def test_average_is_the_recurrence_and_rests_when_skipped():
     named = parameters()
     average = Ema(named, 0.9)

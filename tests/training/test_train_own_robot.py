@@ -83,7 +83,7 @@ class Lab(gym.Env):
     def info(self):
         there = np.abs(self.joints - self.home - WAY).max() < 0.02 and self.hand[0] > 0.5
         return {"is_success": bool(there), "task": "Close the drawer",
-                "init_state_id": self.start, "reset_reason": None}
+                "init_state_id": self.start, "reset_reason": ""}
 
 
 class Demonstrator:

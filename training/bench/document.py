@@ -106,7 +106,7 @@ class PartResult(FrozenConfig):
 
     machine: Machine
     version: str
-    """Of dzrobot."""
+    """Version of dzrobot."""
 
     tree: str
     """Folder that dzrobot was imported from."""
@@ -146,9 +146,11 @@ class Ratio(FrozenConfig):
     """This build over the other; geometric mean. None: one of the values is zero."""
 
     low: float | None
-    """Of the 95 % interval; None: too few values."""
+    """Lower end of the 95 % interval; None: too few values."""
 
     high: float | None
+    """Upper end of that interval."""
+
     pairs: int
     """Pairs of processes; 0: the other build was measured at another time."""
 

@@ -42,7 +42,8 @@ _DEFAULTS = (
     "data.cache_features=false", "data.holdout_episodes=0", "runner.eval_interval=null",
     "runner.micro_batch_size=8", "runner.global_batch_size=8",
 )  # fmt: skip
-"""Of the default recipe: images are decoded and encoded in every step, as of most recordings."""
+"""Changes to the default recipe: images are decoded and encoded in every step, as those of most
+recordings are."""
 
 _EPISODES, _FRAMES = 4, 120
 

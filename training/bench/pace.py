@@ -36,7 +36,7 @@ ever less of the video."""
 
 @dataclass(frozen=True, kw_only=True)
 class PacedRobot:
-    """Whose plans are to be there in time."""
+    """A robot whose plans are to be there in time."""
 
     embodiment: Embodiment
     rate: float
@@ -57,7 +57,7 @@ class Pace:
 
     way: Way
     seconds: float
-    """Of a plan at the slowest place in the memory's window."""
+    """Time of a plan at the slowest place in the memory's window."""
 
     delay: int
     """Control steps that pass meanwhile, d."""

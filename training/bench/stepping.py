@@ -16,7 +16,7 @@ from dzrobot.rollout.episode import omitter
 from dzrobot.training.bench.document import BenchSettings, Measurement
 
 STEPS = 16
-"""Of one repeat."""
+"""Steps of one repeat."""
 
 EVERY = 8
 """Steps from one image to the next, where a policy executes eight actions of a plan."""

@@ -47,9 +47,9 @@ def measure_part(part: Part, settings: BenchSettings, folder: Path) -> PartResul
     """Return what was measured of one part in this process.
 
     Args:
-        part: Which.
-        settings: Of what.
-        folder: For what is written meanwhile.
+        part: Name of the part to measure.
+        settings: What is measured, and for how long.
+        folder: Where it may write meanwhile.
     """
     module = find(cast(Any, MODULES), "part", part)
     measure = getattr(importlib.import_module(f"{__package__}.{module}"), f"measure_{part}")

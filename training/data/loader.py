@@ -217,7 +217,9 @@ class Batches:
         finally:
             if isinstance(iterator, _MultiProcessingDataLoaderIter):
                 # Left to the garbage collector, workers are waited for five seconds each when an
-                # error has kept the iterator in its traceback.
+                # error has kept the iterator in its traceback. Not a public name:
+                # torch/utils/data/dataloader.py, _MultiProcessingDataLoaderIter (torch 2.13, line
+                # 1606).
                 iterator._shutdown_workers()
 
 

@@ -128,7 +128,7 @@ class TrainingData(Dataset[Sample]):
         """Entries of the mixture, opened."""
 
         self.seed = seed
-        """Of the order of samples."""
+        """Key of the order of samples and of all that is random in one."""
 
         self._options = options
         self._parts = [

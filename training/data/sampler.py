@@ -83,8 +83,10 @@ def check_stream(stream: Stream, sizes: Sequence[int], name: str) -> None:
 
 def _columns(draws: object, count: int, name: str) -> NDArray[np.int64]:
     """Return part, window and epoch as rows (3, count)."""
-    rows = [getattr(draws, field, None) for field in ("part", "window", "epoch")]
-    if any(np.shape(row) != (count,) or np.asarray(row).dtype.kind not in "iu" for row in rows):
+    rows = [draws.part, draws.window, draws.epoch] if isinstance(draws, Draws) else []
+    if not rows or any(
+        np.shape(row) != (count,) or np.asarray(row).dtype.kind not in "iu" for row in rows
+    ):
         raise ConfigError(
             f"{name}: at() returns Draws(part, window, epoch), three whole-number arrays as long "
             f"as the positions, here {count}"

@@ -85,7 +85,9 @@ class _FusedAdamW:
             state["step"].copy_(updates)
 
     def step(self, skipped: Tensor) -> None:
-        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone.
+        # What a gradient scaler sets; the fused kernel then leaves weights and moments alone. Not a
+        # public name: torch/optim/adam.py, Adam.step reads `getattr(self, "found_inf", None)`
+        # (torch 2.13, line 268), and AdamW inherits it.
         vars(self._adamw).update(grad_scale=None, found_inf=skipped)
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)

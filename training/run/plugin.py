@@ -30,14 +30,14 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunView:
     """What hooks see of the run; to be read, not changed."""
 
     config: SFTConfig
     """The whole recipe."""
 
     rank: int
-    """Of this process; 0 writes logs and exports."""
+    """Number of this process; 0 writes logs and exports."""
 
     world_size: int
     """Processes of the run."""
@@ -81,29 +81,29 @@ class Plugin:
         """
         return None
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunView) -> None:
         """Note that the run begins, or goes on after a resume. In every process."""
 
-    def stepped(self, run: Run, step: int) -> None:
+    def stepped(self, run: RunView, step: int) -> None:
         """Note that ``step`` optimizer steps are done. In every process, after each step.
 
         To read a number of the device here makes every step wait for it.
         """
 
-    def recorded(self, run: Run, record: LogRecord) -> Mapping[str, float]:
+    def recorded(self, run: RunView, record: LogRecord) -> Mapping[str, float]:
         """Return numbers to log beside ``record``. In every process; the main one's are logged.
 
         Called every ``logging.log_interval`` steps.
         """
         return {}
 
-    def saved(self, run: Run, folder: Path) -> None:
+    def saved(self, run: RunView, folder: Path) -> None:
         """Note that the checkpoint in ``folder`` is complete. In the main process alone.
 
         Training waits meanwhile.
         """
 
-    def ended(self, run: Run, *, finished: bool) -> None:
+    def ended(self, run: RunView, *, finished: bool) -> None:
         """Note that the run is over; ``finished``: its last step was reached. In every process.
 
         Called before the export, and not after an error.
@@ -240,7 +240,7 @@ class Plugins:
     """The plug-ins of a run, in the order in which they were given."""
 
     all: tuple[Plugin, ...] = ()
-    _run: list[Run] = field(default_factory=list)
+    _run: list[RunView] = field(default_factory=list)
 
     @classmethod
     def of(cls, names: Sequence[str], given: Sequence[Plugin] = ()) -> "Plugins":
@@ -338,7 +338,7 @@ class Plugins:
         for plugin in self.all:
             vars(plugin).update(state[name_of(plugin)])
 
-    def started(self, run: Run) -> None:
+    def started(self, run: RunView) -> None:
         """Call every plug-in's hook, and keep ``run`` for the others."""
         self._run[:] = [run]
         for plugin in self.all:

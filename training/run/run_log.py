@@ -176,7 +176,12 @@ def describe_batch(batch: CollatedBatch) -> str:
         span = f", {real.min().item():.2f} to {real.max().item():.2f}" if real.numel() else ""
         share = mask.float().mean().item()
         vectors.append(f"{name} {tuple(values.shape)}, {share:.0%} real{span}")
-    return f"first batch: images {', '.join(images)}; {'; '.join(vectors)}"
+    vectors += [
+        f"{key} {tuple(values.shape)}, {values.min().item():.2f} to {values.max().item():.2f}"
+        for key, values in batch["conditions"].items()
+    ]
+    seen = ", ".join(images) or "from the cache of features"
+    return f"first batch: images {seen}; {'; '.join(vectors)}"
 
 
 def _shard_lines(network: nn.Module) -> list[str]:

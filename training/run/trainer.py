@@ -47,7 +47,7 @@ from dzrobot.training.run.export import PartialExport, export
 from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import before_micro_batch, reading_outputs
-from dzrobot.training.run.plugin import Run
+from dzrobot.training.run.plugin import RunView
 from dzrobot.training.run.run_log import RunLog, describe, describe_batch
 
 _log = logging.getLogger(__name__)
@@ -269,10 +269,10 @@ class Trainer:
             self.step, state, meta, wait=wait, write_sidecars=self._sidecars.write
         )
 
-    def _view(self) -> Run:
+    def _view(self) -> RunView:
         """Return what plug-ins see of the run."""
         components, world = self.components, self.components.world
-        return Run(
+        return RunView(
             config=components.config, rank=world.rank, world_size=world.size, device=world.device,
             network=components.model,
         )  # fmt: skip

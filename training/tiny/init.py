@@ -64,7 +64,7 @@ class NetworkSize:
     """What differs between small networks."""
 
     width: int
-    """Of the transformer."""
+    """Width of the transformer."""
 
     ffn: int
     layers: int

@@ -77,7 +77,7 @@ class ConvertOptions:
     """Largest file of an official folder."""
 
     seed: int = 0
-    """Of the tensors that Wan component files lack."""
+    """Seed of the tensors that Wan component files lack."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,7 +334,7 @@ class Sidecars:
     """Folder whose other files (training config, tokenizer, metadata) are copied."""
 
     adapter_config: Mapping[str, Any] | None = None
-    """Of adapters in peft's format."""
+    """Content of adapter_config.json, of adapters in peft's format."""
 
     tokenizer: Path | None = None
     """Folder of the tokenizer, where ``copy_from`` has none."""

@@ -56,11 +56,11 @@ class MemoryEstimate:
     """Training adapters on one device."""
 
     whole: int
-    """Of a device, to run with one session and all weights there; bfloat16, working memory of a
+    """Memory of a device, to run with one session and all weights there; bfloat16, working memory of a
     plan included by estimate."""
 
     quantized: int
-    """As before, with 8-bit weights in the transformer's blocks."""
+    """As ``whole``, with 8-bit weights in the transformer's blocks."""
 
     offloaded: int
     """As ``whole``, with as many weights as possible in the host's memory."""

@@ -100,8 +100,8 @@ def predict(
     if not options.history:
         requests = [newest_frame_only(request) for request in requests]
     window = options.window(model.config.dit)
-    ways = lanes_of(model.model, options.prompts) if lanes is None else tuple(lanes)
-    recorded = any(lane.graphs is not None for lane in ways)
+    lanes = lanes_of(model.model, options.prompts) if lanes is None else tuple(lanes)
+    recorded = any(lane.graphs is not None for lane in lanes)
     groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         # Which steps a dynamic call skips is the session's own affair: it runs alone.
@@ -115,7 +115,7 @@ def predict(
             [requests[i] for i in members],
             options,
             start,
-            ways,
+            lanes,
         )
         with sdpa_kernel(_PLANLESS) if len(members) > 1 else nullcontext():
             actions, videos, evaluations = call.run()
@@ -128,6 +128,17 @@ def predict(
         starts=tuple(start for *_, start, _ in ordered),
         evaluations=tuple(evaluations for *_, evaluations in ordered),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """What an evaluation of the transformer attends beside its own tokens, for every lane."""
+
+    caches: list[KVCache]
+    """Keys and values of the frames that were read."""
+
+    contexts: list[list[ContextKV]]
+    """Keys and values of prompt and first image in every block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,48 +156,54 @@ class _Call:
 
     def run(self) -> tuple[Tensor, Tensor, int]:
         """Return actions (B, A, M), video latents (B, C, F, Y, X) and the evaluations made."""
-        given = self._inputs()
+        inputs = self._inputs()
         if self.start:
             self._check_rows()
         caches = [self._open_cache(lane) for lane in self.lanes]
-        past = caches[0].length
+        length = caches[0].length
         if len(self.lanes) == 1 and self.options.dit_steps != DYNAMIC:
-            (lane,), joint = self.lanes, given.continuations
-            whole = replace(self, lanes=(lane.unrecorded(),))
-            key = self.start, self.options, given.latents_BCFYX is None, joint and joint.trained
-            done = lane.call(key, lambda own: whole.compute(own, caches, past), given)
+            (lane,), joint = self.lanes, inputs.continuations
+            call = replace(self, lanes=(lane.unrecorded(),))
+            key = self.start, self.options, inputs.latents_BCFYX is None, joint and joint.trained
+            outputs = lane.call(key, lambda own: call.compute(own, caches, length), inputs)
         else:
             # A graph knows one device, and cannot skip steps as results change.
-            done = self.compute(given, caches, past)
+            outputs = self.compute(inputs, caches, length)
         for cache in caches:
             # What was recorded writes the tokens, and does not count them again.
-            cache.length = past + self._read_tokens
-        self._close(caches, done)
-        return done.action_BAM, done.video_BCFYX, done.evaluations
+            cache.length = length + self._read_tokens
+        self._close(caches, outputs)
+        return outputs.action_BAM, outputs.video_BCFYX, outputs.evaluations
 
-    def compute(self, given: CallInputs, caches: list[KVCache], past: int) -> CallOutputs:
-        """Return what the device makes of ``given`` and of ``past`` tokens, whosever they are."""
-        begun = given
+    def compute(self, inputs: CallInputs, caches: list[KVCache], length: int) -> CallOutputs:
+        """Return what the device makes of ``inputs``.
+
+        Args:
+            inputs: What the sessions ask for.
+            caches: For every lane the keys and values of the frames that were read before.
+            length: Valid tokens in each of them.
+        """
+        is_first = inputs.image_BPE is None
         if self.start == 0:
-            begun, read_BCFYX = self._begin(given)
-        elif given.frames_BTHW3 is not None:
-            read_BCFYX = self._encoded(given.frames_BTHW3)
+            inputs, read_BCFYX = self._begin(inputs)
+        elif inputs.frames_BTHW3 is not None:
+            read_BCFYX = self._encoded(inputs.frames_BTHW3)
         else:
-            assert given.latents_BCFYX is not None, "there are frames or latents"
-            read_BCFYX = given.latents_BCFYX
-        contexts = self._contexts(begun)
+            assert inputs.latents_BCFYX is not None, "there are frames or latents"
+            read_BCFYX = inputs.latents_BCFYX
+        past = Past(caches, self._contexts(inputs))
         for cache in caches:
-            cache.length = past
+            cache.length = length
         first = max(0, self.start - self._block)
-        self._velocities(begun, read_BCFYX, 0, first, (caches, contexts), None)
+        self._velocities(inputs, read_BCFYX, (0, first), past)
         _commit(caches, self._read_tokens)
-        action_BAM, video_BCFYX, evaluations = self._denoise(begun, (caches, contexts))
+        action_BAM, video_BCFYX, evaluations = self._denoise(inputs, past)
         if self.start == 0 and self._predicts:
             video_BCFYX = torch.cat([read_BCFYX.to(video_BCFYX.dtype), video_BCFYX], dim=2)
         return CallOutputs(
             action_BAM=action_BAM, video_BCFYX=video_BCFYX, evaluations=evaluations,
-            image_BPE=begun.image_BPE if given.image_BPE is None else None,
-            first_frame_BCFYX=begun.first_frame_BCFYX if given.image_BPE is None else None,
+            image_BPE=inputs.image_BPE if is_first else None,
+            first_frame_BCFYX=inputs.first_frame_BCFYX if is_first else None,
         )  # fmt: skip
 
     @property
@@ -262,17 +279,17 @@ class _Call:
         firsts = [s.first_frame_CFYX for s in self.sessions if s.first_frame_CFYX is not None]
         return torch.stack(images), torch.stack(firsts) if firsts else None
 
-    def _begin(self, given: CallInputs) -> tuple[CallInputs, Tensor]:
-        """Add the first frames' embedding and conditioning; return their latents as well."""
-        assert given.frames_BTHW3 is not None, "a window starts from frames"
-        frame_B3HW = self.model.pixels(given.frames_BTHW3)[:, :, 0]
+    def _begin(self, inputs: CallInputs) -> tuple[CallInputs, Tensor]:
+        """Return the inputs with embedding and conditioning of the first frames; their latents."""
+        assert inputs.frames_BTHW3 is not None, "a window starts from frames"
+        frame_B3HW = self.model.pixels(inputs.frames_BTHW3)[:, :, 0]
         first = self.model.first_frame(frame_B3HW, self.model.config.head.num_frames)
-        begun = replace(
-            given, image_BPE=self.model.image_encoder(frame_B3HW), first_frame_BCFYX=first
+        inputs = replace(
+            inputs, image_BPE=self.model.image_encoder(frame_B3HW), first_frame_BCFYX=first
         )
         if first is None:
-            return begun, self.model.vae.encode_first_frame(frame_B3HW)
-        return begun, first[:, -self.model.config.dit.out_dim :, :1]
+            return inputs, self.model.vae.encode_first_frame(frame_B3HW)
+        return inputs, first[:, -self.model.config.dit.out_dim :, :1]
 
     def _encoded(self, frames_BTHW3: Tensor) -> Tensor:
         """Return the latents (B, C, F, Y, X) of the block that ends the frames."""
@@ -320,12 +337,12 @@ class _Call:
                     "session"
                 )
 
-    def _close(self, caches: list[KVCache], done: CallOutputs) -> None:
+    def _close(self, caches: list[KVCache], outputs: CallOutputs) -> None:
         """Leave in the sessions what the next call needs."""
         for index, session in enumerate(self.sessions):
-            if done.image_BPE is not None:
-                session.image_PE = done.image_BPE[index]
-                first = done.first_frame_BCFYX
+            if outputs.image_BPE is not None:
+                session.image_PE = outputs.image_BPE[index]
+                first = outputs.first_frame_BCFYX
                 session.first_frame_CFYX = None if first is None else first[index]
                 session.prompt_key = self.requests[index].prompt.key
         for lane, cache in zip(self.lanes, caches, strict=True):
@@ -336,19 +353,16 @@ class _Call:
             if not self.options.history:
                 session.keys_values.clear()
 
-    def _denoise(
-        self, given: CallInputs, past: tuple[list[KVCache], list[list[ContextKV]]]
-    ) -> tuple[Tensor, Tensor, int]:
+    def _denoise(self, inputs: CallInputs, past: Past) -> tuple[Tensor, Tensor, int]:
         """Return actions, video latents and the evaluations made."""
         options = self.options
         head = self.model.config.head
         video_schedule, action_schedule = schedules(head, options.solver_steps, options.solver)
         plan = step_plan(options.dit_steps, options.solver_steps)
-        video = video_schedule.start(given.noise.video_CFYX)
-        action = action_schedule.start(given.noise.action_AM)
-        joint = given.continuations
-        caches, _ = past
-        evaluations, read = 0, [cache.length for cache in caches]
+        video = video_schedule.start(inputs.noise.video_CFYX)
+        action = action_schedule.start(inputs.noise.action_AM)
+        joint = inputs.continuations
+        evaluations, read = 0, [cache.length for cache in past.caches]
         for step in range(options.solver_steps):
             if plan.due(step):
                 timestep_BA = torch.full_like(
@@ -358,19 +372,19 @@ class _Call:
                 if joint is not None:
                     shown_BAM, timestep_BA = joint.shown(shown_BAM, timestep_BA)
                 controls = Controls(
-                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=given.state_BSM,
-                    conditions=given.conditions,
+                    action_BAM=shown_BAM, timestep_BA=timestep_BA, state_BSM=inputs.state_BSM,
+                    conditions=inputs.conditions,
                 )  # fmt: skip
                 shown_BCFYX = self._shown(video.sample, evaluations)
                 timestep = video_schedule.timesteps[step]
                 video_flow, action_flow = self._velocities(
-                    given, shown_BCFYX, timestep, self.start or 1, past, controls
+                    inputs, shown_BCFYX, (timestep, self.start or 1), past, controls
                 )
                 plan.executed(video_flow)
                 evaluations += 1
                 if not self._predicts:
                     # What this evaluation has left of the video, the next ones attend.
-                    _commit(caches, shown_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
+                    _commit(past.caches, shown_BCFYX.shape[2] * self.model.config.dit.frame_seqlen)
             if self._predicts:
                 video.step(video_flow)
             if joint is None:
@@ -379,7 +393,7 @@ class _Call:
                 # At a step that skips the network as well: the sample has moved on.
                 sigma = action_schedule.sigmas[step]
                 action.step(joint.guided(action_flow, action.sample, sigma))
-        for cache, length in zip(caches, read, strict=True):
+        for cache, length in zip(past.caches, read, strict=True):
             cache.length = length
         action_BAM = action.sample if joint is None else joint.closed(action.sample)
         return action_BAM, self._shown(video.sample, evaluations), evaluations
@@ -406,12 +420,21 @@ class _Call:
         shapes = noise_shapes(self.model.config, size)
         return seeded_noise(shapes, self.options.seed, device=self._device, dtype=self.model.dtype)
 
-    def _velocities(  # noqa: PLR0913 - what one evaluation needs
-        self, given: CallInputs, video_BCFYX: Tensor, timestep: int, start: int,
-        past: tuple[list[KVCache], list[list[ContextKV]]], controls: Controls | None,
+    def _velocities(
+        self, inputs: CallInputs, video_BCFYX: Tensor, at: tuple[int, int], past: Past,
+        controls: Controls | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the guided video velocity and the conditional action velocity."""
-        sessions, joint = len(video_BCFYX), given.continuations
+        """Return the guided video velocity and the conditional action velocity.
+
+        Args:
+            inputs: What the sessions ask for.
+            video_BCFYX: New frames (B, C, F, Y, X), noisy or, at timestep 0, clean.
+            at: Their timestep, and the absolute index of the first of them.
+            past: What they attend.
+            controls: Noisy actions and their states; None where frames are only read.
+        """
+        sessions, joint = len(video_BCFYX), inputs.continuations
+        timestep, start = at
         step = StepInputs(
             video_BCFYX=video_BCFYX,
             timestep_BF=torch.full(
@@ -423,9 +446,11 @@ class _Call:
             # actions are given.
             one_timestep=not self.model.config.head.decouple_inference_noise
             and (controls is None or joint is None or not joint.trained),
-            first_frame_BCFYX=given.first_frames(start, video_BCFYX.shape[2]),
+            first_frame_BCFYX=inputs.first_frames(start, video_BCFYX.shape[2]),
         )
-        video_RCFYX, action_RAM = step_lanes(self.lanes, step, *past, self._device)
+        video_RCFYX, action_RAM = step_lanes(
+            self.lanes, step, past.caches, past.contexts, self._device
+        )
         conditional = video_RCFYX[:sessions]
         # Reading frames predicts no actions, and nobody asks for them.
         action_BAM = conditional if action_RAM is None else action_RAM[:sessions]
@@ -435,23 +460,23 @@ class _Call:
         # Only the video is guided; actions follow the prompt as predicted.
         return negative + self.options.cfg_scale * (conditional - negative), action_BAM
 
-    def _contexts(self, given: CallInputs) -> list[list[ContextKV]]:
+    def _contexts(self, inputs: CallInputs) -> list[list[ContextKV]]:
         """Return each lane's keys and values of prompts and images, made once per call."""
-        image_BPE = given.image_BPE
+        image_BPE = inputs.image_BPE
         assert image_BPE is not None, "made where the window begins"
-        found = []
-        for lane, text, bias in zip(self.lanes, given.texts, given.text_biases, strict=True):
+        contexts = []
+        for lane, text, bias in zip(self.lanes, inputs.texts, inputs.text_biases, strict=True):
             image_RPE = image_BPE.repeat(len(lane.prompts), 1, 1)
             prompting = Prompting(text_BNE=text, image_BPE=image_RPE, text_bias_BN=bias)
-            found.append(lane.dit.project(lane.dit.embed_context(prompting.to(lane.dit.device))))
-        return found
+            contexts.append(lane.dit.project(lane.dit.embed_context(prompting.to(lane.dit.device))))
+        return contexts
 
     def _embeddings(self) -> list[PromptEmbedding]:
         """Return the embedded prompts of every lane."""
-        asked = [[request.prompt for request in self.requests]]
+        prompts = [[request.prompt for request in self.requests]]
         if self.options.prompts == 2:
-            asked.append([request.required_negative() for request in self.requests])
-        kinds = [self._embedded(prompts) for prompts in asked]
+            prompts.append([request.required_negative() for request in self.requests])
+        kinds = [self._embedded(one) for one in prompts]
         return [PromptEmbedding.stack([kinds[p] for p in lane.prompts]) for lane in self.lanes]
 
     def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:

@@ -42,7 +42,7 @@ class KVCache:
             rows: Sessions times prompts.
             frames: Latent frames, those being denoised included.
             device: The network's.
-            dtype: Likewise.
+            dtype: What the network computes in.
         """
         tokens = tokens_of(config, frames)
         shape = (config.num_layers, 2, rows, tokens, config.num_heads, config.head_dim)
@@ -175,7 +175,7 @@ class CallInputs:
     """
 
     latents_BCFYX: Tensor | None
-    """Of the block seen since the last call; None where they are encoded of frames."""
+    """Latents of the block seen since the last call; None where they are made from frames."""
 
     image_BPE: Tensor | None
     """Embedding of the first frames; None where a window starts, which makes it."""
@@ -190,7 +190,7 @@ class CallInputs:
     """See :class:`.dit.Prompting`."""
 
     noise: InferenceNoise
-    """Of all sessions: batch first."""
+    """What the denoising of all sessions starts from, batch first."""
 
     state_BSM: Tensor
     conditions: tuple[Tensor, ...]
@@ -221,7 +221,7 @@ class CallOutputs:
     """Mask and latents of the first frames, likewise, and where the network takes them."""
 
     evaluations: int
-    """Of the transformer per prompt, without those that read frames."""
+    """Evaluations of the transformer per prompt, without those that read frames."""
 
 
 _Tree = TypeVar("_Tree")
