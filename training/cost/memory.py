@@ -31,7 +31,7 @@ _SELECTIVE_WIDTHS = 11
 """Block input, outputs of matrix products and attention."""
 
 _UNPACKED_BYTES = 16
-"""Bytes of a number while it is unpacked from four bits: its index in 64 bits, four other results."""
+"""Bytes of a number while it is unpacked from four bits: its index in 64, four other results."""
 
 _WORKSPACE = 2.0 * GIB
 """Allowance for the runtime, kernels and communication buffers."""

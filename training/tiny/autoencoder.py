@@ -103,7 +103,7 @@ class AutoencoderPlan:
     """Batches after the last step that the latents' scale and the errors are measured on."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of products and activations in the fit; weights, their updates and the loss are float32."""
+    """Dtype of products and activations in the fit; weights, updates and the loss are float32."""
 
     seed: int = 0
     """Seed of the order of clips and of the latent noise."""

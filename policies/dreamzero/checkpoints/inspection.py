@@ -56,8 +56,8 @@ class MemoryEstimate:
     """Training adapters on one device."""
 
     whole: int
-    """Memory of a device, to run with one session and all weights there; bfloat16, working memory of a
-    plan included by estimate."""
+    """Memory of a device, to run with one session and all weights there; bfloat16, working memory
+    of a plan included by estimate."""
 
     quantized: int
     """As ``whole``, with 8-bit weights in the transformer's blocks."""
