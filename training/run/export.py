@@ -267,7 +267,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         rtc_training_max_delay=model.rtc_training_max_delay or None,
         action_only_video=model.action_only_video if model.action_only_ratio else None,
         distilled_steps=components.config.distill.to_steps,
-        plugins=[asdict(one) for one in components.described()],
+        plugins=tuple(asdict(one) for one in components.described()),
     )
 
 

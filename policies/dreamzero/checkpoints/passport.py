@@ -4,7 +4,7 @@ Published checkpoints carry none; for them the same questions are put to config.
 and the training config, as far as those answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,7 +96,7 @@ class Passport:
     distilled_steps: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
     """Solver steps, of Euler's, that the network was distilled for."""
 
-    plugins: Sequence[Mapping[str, Any]] = ()
+    plugins: Annotated[tuple[Mapping[str, Any], ...], Field(strict=False)] = ()
     """Code of a lab's own that took part in training: name, hash of its source, settings."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
