@@ -1,15 +1,21 @@
 """Embodiments: what is accepted, and what the refusals say."""
 
 import importlib
+import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
 from dzrobot.errors import ConfigError
+from dzrobot.modality.video import tile
+from dzrobot.modality.window import prompt_of
 
 LIBERO, FRANKA, DROID = (EMBODIMENTS[tag] for tag in ("libero_sim", "franka_pnp", "oxe_droid"))
 LIKE = {
@@ -86,6 +92,9 @@ REFUSED_PARTS = {
     "must be a tuple of names": {"aliases": "state"},
     "repeat a column name": {"aliases": ("x",)},
     "gripper.index=3 lies outside": {"key": "action.x", "gripper": Gripper(index=3)},
+    "encoder belongs to state parts": {"key": "action.x", "encoder": "lab:Touch"},
+    "encoder='touch' must be written 'module:Name'": {"encoder": "touch"},
+    "has a name without dots, not 'x.y'": {"key": "state.x.y", "encoder": "lab:Touch"},
 }
 
 
@@ -127,6 +136,9 @@ REFUSED = {
     "action.x has 7 numbers, its reference state.state has 8": {
         "action": (replace(RELATIVE, reference="state.state"),)
     },
+    "state parts with an encoder come last: state.wide": {
+        "state": (replace(WIDE, encoder="lab:Touch"), *LIBERO.state)
+    },
     "state parts add up to 65 numbers, the network takes 64": {"state": (WIDE,)},
     r"prompt must hold \{task\} and no other field, got name": {"prompt": "do {name}"},
     "prompt .* is no template": {"prompt": "do {task"},
@@ -142,6 +154,13 @@ REFUSED = {
 def test_embodiment_refuses(message, fields):
     with pytest.raises(ConfigError, match=message):
         replace(LIBERO, **fields)
+
+
+def test_a_part_with_an_encoder_is_not_in_the_state_vector():
+    sense = replace(WIDE, encoder="lab:Touch")
+    robot = replace(LIBERO, state=(*LIBERO.state, sense))
+    assert (robot.state_dim, robot.state_vector, robot.conditions) == (8, LIBERO.state, (sense,))
+    assert "state.wide" in robot.observation_keys
 
 
 def test_every_fault_is_named_at_once():
@@ -163,3 +182,22 @@ def test_a_robot_is_described_in_a_few_lines():
     )
     assert robot.observation_keys == ("video.front", "state.joints", "annotation.task")
     assert robot.image_size == (256, 256)
+
+
+LAYOUTS = json.loads(Path(__file__).with_name("rlinf_layouts.json").read_text())
+"""What RLinf 0.3.0 makes of prompts and views; make_rlinf_layouts.py runs its own code."""
+
+
+@pytest.mark.parametrize("tag", ["libero_sim", "franka_pnp", "oxe_droid"])
+def test_prompt_and_tiles_are_those_of_rlinfs_own_transforms(tag):
+    theirs, ours = LAYOUTS[tag], EMBODIMENTS[tag]
+    assert sorted(ours.video_keys) == sorted(theirs["views"])
+    assert (list(ours.state_keys), list(ours.action_keys)) == (theirs["state"], theirs["action"])
+    assert prompt_of(LAYOUTS["task"], ours) == theirs["prompt"]
+    # The pictures that the script made: view, row and column can be read off each pixel.
+    pixels = np.arange(len(theirs["views"]) * 72, dtype=np.uint8).reshape(-1, 3, 4, 6)
+    views = {
+        key: torch.from_numpy(view.transpose(1, 2, 0).copy())
+        for key, view in zip(theirs["views"], pixels, strict=True)
+    }
+    assert tile(views, ours.tiles)[..., 0].tolist() == theirs["tiled"]
