@@ -375,7 +375,7 @@ def test_plugins_are_named_as_robots_are(lab, monkeypatch):
 def test_two_processes_train_with_all_of_them_as_one_does(pair, solo, touched, lab):
     alone = train_worker.plugged_run(solo, touched, pair.output / "plugged-1")
     both = pair.result("plugged", 2)
-    assert both["terms"] == pytest.approx(alone["terms"], rel=1e-5)
+    np.testing.assert_allclose(both["terms"], alone["terms"], rtol=1e-4)
     assert both["samples"] == alone["samples"]
     # Resumed half way in the same number of processes: to the bit.
     assert both["resumed"] == both["straight"]
