@@ -109,7 +109,7 @@ class PolicyOptions(_Everywhere):
     the embodiment's, or 1 where no video is predicted."""
 
     seed: int | None = None
-    """Of the noise every plan starts from; published: 1140."""
+    """Seed of the noise that every plan starts from; published: 1140."""
 
     noise: Noise | None = None
     """``fixed``, as published: the same noise for every plan, drawn on the network's device and in

@@ -17,8 +17,9 @@ from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.run.build import build, open_datasets, open_initial_weights
+from dzrobot.training.run.build import build, open_datasets
 from dzrobot.training.run.export import export
+from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.trainer import Trainer
 from dzrobot.training.sft_config import SFTConfig
 

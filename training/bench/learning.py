@@ -24,7 +24,8 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.recipes.read import find_recipe, load_recipe, read_planned
-from dzrobot.training.run.build import build, open_datasets, open_initial_weights
+from dzrobot.training.run.build import build, open_datasets
+from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.metrics import LogRecord
 from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.run.trainer import Trainer

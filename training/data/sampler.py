@@ -45,7 +45,7 @@ class Stream(Protocol):
     """
 
     def at(self, positions: Sequence[int] | NDArray[np.int64]) -> Draws:
-        """Return the windows at ``positions``; position ``step * global_batch + slot``."""
+        """Return the windows at ``positions`` (n,); position ``step * global_batch + slot``."""
 
 
 def check_stream(stream: Stream, sizes: Sequence[int], name: str) -> None:

@@ -165,7 +165,7 @@ class NewConditions:
 
     @cached_property
     def _values(self) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         for key, condition in self.network.model.conditions.items():
             assert isinstance(condition, Condition), "attach() puts nothing else there"
             # An encoder's constructor draws from torch's global generator, as torch's layers do.

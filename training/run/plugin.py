@@ -88,12 +88,20 @@ class Plugin:
         """Note that ``step`` optimizer steps are done. In every process, after each step.
 
         To read a number of the device here makes every step wait for it.
+
+        Args:
+            run: The run.
+            step: Steps done.
         """
 
     def recorded(self, run: RunView, record: LogRecord) -> Mapping[str, float]:
         """Return numbers to log beside ``record``. In every process; the main one's are logged.
 
         Called every ``logging.log_interval`` steps.
+
+        Args:
+            run: The run.
+            record: Losses, rates and times since the last one.
         """
         return {}
 
@@ -101,12 +109,18 @@ class Plugin:
         """Note that the checkpoint in ``folder`` is complete. In the main process alone.
 
         Training waits meanwhile.
+
+        Args:
+            run: The run.
+            folder: ``step_00001000`` in the run's checkpoints.
         """
 
     def ended(self, run: RunView, *, finished: bool) -> None:
-        """Note that the run is over; ``finished``: its last step was reached. In every process.
+        """Note that the run is over. In every process; before the export, and not after an error.
 
-        Called before the export, and not after an error.
+        Args:
+            run: The run.
+            finished: Whether its last step was reached, not a termination request.
         """
 
 
