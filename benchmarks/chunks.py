@@ -7,7 +7,7 @@ from train_setup import PROMPT_ROWS, Bench
 
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import Lane
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceRequest,
@@ -50,7 +50,7 @@ def question(bench: Bench, frames: int) -> InferenceRequest:
 
 
 def episodes(
-    bench: Bench, model: WorldActionModel, lanes: Sequence[Lane] | None = None
+    bench: Bench, model: WorldActionModel, batches: Sequence[PromptBatch] | None = None
 ) -> Iterator[dict[int, float]]:
     """Yield the seconds of an episode's chunks, by the latent frame at which each begins.
 
@@ -65,7 +65,7 @@ def episodes(
         while (start := session.next_start(asked, window)) not in times:
             spent: list[float] = []
             with timed(spent, bench.world.device):
-                predict(model, [session], [asked], options, lanes)
+                predict(model, [session], [asked], options, batches)
             times[start] = spent[0]
             asked = question(bench, 4)
         yield times

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 from dzrobot.errors import DzrobotError
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
@@ -213,12 +213,14 @@ def compiled(request: Request) -> Outcome:
     return _compared(request, errors, None, "compiled against eager")
 
 
-def chunks(bench: TimedNetwork, count: int = 3, lanes: Sequence[Lane] | None = None) -> Tensor:
+def chunks(
+    bench: TimedNetwork, count: int = 3, batches: Sequence[PromptBatch] | None = None
+) -> Tensor:
     """Return the actions of the first chunks of an episode."""
     session, actions, options = SessionCache(), [], GenerateOptions()
     for call in range(count):
         asked = dataclasses.replace(bench.request(call, 4 if call else 1), prompt=bench.prompt(0))
-        actions.append(predict(bench.model, [session], [asked], options, lanes).action_BAM)
+        actions.append(predict(bench.model, [session], [asked], options, batches).action_BAM)
     return torch.cat(actions)
 
 
@@ -255,8 +257,8 @@ def cfg_devices(request: Request) -> Outcome:
     dtype = compute_dtype(request.device)
     bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
     negative = copy.deepcopy(bench.model.model).to(second)
-    lanes = lanes_of(bench.model.model, GenerateOptions().prompts, negative)
-    error = relative(chunks(bench, lanes=lanes), chunks(bench))
+    batches = prompt_batches(bench.model.model, GenerateOptions().prompts, negative)
+    error = relative(chunks(bench, batches=batches), chunks(bench))
     found = _compared(request, {"chunks": error}, None, "two devices against one")
     if second.type == "cpu" and found.status == "passed":
         return found._replace(status="skipped", reason="right, on one processor for two devices")
@@ -270,8 +272,8 @@ def graph(request: Request) -> Outcome:
     """
     dtype, count = compute_dtype(request.device), 9
     bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
-    lanes = lanes_of(bench.model.model, GenerateOptions().prompts, graphs=True)
-    forms = {"eager": None, "recorded": lanes}
+    batches = prompt_batches(bench.model.model, GenerateOptions().prompts, graphs=True)
+    forms = {"eager": None, "recorded": batches}
     found = {name: chunks(bench, count, ways) for name, ways in forms.items()}
     error = relative(found["recorded"], found["eager"])
     result = _compared(request, {"chunks": error}, None, "recorded against eager")

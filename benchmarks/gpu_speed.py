@@ -15,8 +15,8 @@ from gpu_parts import Outcome, Request, compute_dtype
 from train import attempt, measure
 from train_setup import Bench, device_bytes, make_bench, planned_cases, recorded_data
 
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.bench.learning import loader_rates
@@ -98,9 +98,9 @@ def _chunks(request: Request, variant: str) -> Outcome:
         bench = _bench(request, variant, world)
         count = _EPISODES[variant] if request.size == "true" else 2
         model = random_network(bench.config, request.device, compute_dtype(request.device))
-        for form, lanes in _forms(request, model):
+        for form, batches in _forms(request, model):
             release(request.device)
-            _time_form(request, form, bench, model, (lanes, count))
+            _time_form(request, form, bench, model, (batches, count))
     finally:
         dist.destroy_process_group()
     said = f"{bench.config.dit.num_layers} layers, {count} episodes a form"
@@ -110,24 +110,24 @@ def _chunks(request: Request, variant: str) -> Outcome:
 
 
 def _forms(request: Request, model: WorldActionModel):
-    """Yield name and lanes of each form; the network's blocks are compiled on the way."""
+    """Yield name and batches of each form; the network's blocks are compiled on the way."""
     prompts = GenerateOptions().prompts
     yield "eager", None
-    yield "graphs", lanes_of(model.model, prompts, graphs=True)
+    yield "graphs", prompt_batches(model.model, prompts, graphs=True)
     if request.device.type == "cpu":
         return
     compile_blocks(model.model.blocks)
     yield "compiled", None
-    yield "compiled and graphs", lanes_of(model.model, prompts, graphs=True)
+    yield "compiled and graphs", prompt_batches(model.model, prompts, graphs=True)
 
 
 def _time_form(
     request: Request, form: str, bench: Bench, model: WorldActionModel,
-    how: tuple[Sequence[Lane] | None, int],
+    how: tuple[Sequence[PromptBatch] | None, int],
 ) -> None:  # fmt: skip
     """Keep the first, the median and the 95th percentile of every place, and the memory."""
-    lanes, count = how
-    found = episodes(bench, model, lanes)
+    batches, count = how
+    found = episodes(bench, model, batches)
     first = next(found)
     request.record(f"{form}, first episode, s", sum(first.values()))
     times = list(itertools.islice(found, count))

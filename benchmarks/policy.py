@@ -32,9 +32,9 @@ from dzrobot.policies.dreamzero.network.config import (
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise, NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import StepInputs, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.layers import ContextKV, compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceRequest,
@@ -174,7 +174,7 @@ def window_lines(bench: TimedNetwork) -> None:
     model, options = bench.model, GenerateOptions()
 
     def calls(
-        network: WorldActionModel, lanes: tuple[Lane, ...], count: int, padding: bool
+        network: WorldActionModel, batches: tuple[PromptBatch, ...], count: int, padding: bool
     ) -> Tensor:
         session = SessionCache()
         prompt = bench.prompt(0, padding=padding)
@@ -182,27 +182,27 @@ def window_lines(bench: TimedNetwork) -> None:
             replace(bench.request(call, 4 if call else 1, padding=padding), prompt=prompt)
             for call in range(count)
         ]
-        parts = [predict(network, [session], [one], options, lanes) for one in requests]
+        parts = [predict(network, [session], [one], options, batches) for one in requests]
         return torch.cat([part.action_BAM for part in parts])
 
-    plain = tuple(PlainLane(prompt, model.model, (prompt,)) for prompt in (0, 1))
+    plain = tuple(PlainBatch(prompt, model.model, (prompt,)) for prompt in (0, 1))
     fast = [("all savings", model), ("and compiled", bench.compiled)]
     for count in (1, CALLS):
         for name, network in fast:
             if network is None:
                 continue
-            lanes = lanes_of(network.model, 2)
+            batches = prompt_batches(network.model, 2)
             bench.compare(
                 f"{count} call{'s' * (count > 1)} of a window, plain | {name}",
                 lambda count=count: calls(model, plain, count, padding=True),
-                lambda count=count, network=network, lanes=lanes: calls(
-                    network, lanes, count, padding=False
+                lambda count=count, network=network, batches=batches: calls(
+                    network, batches, count, padding=False
                 ),
             )
 
 
 @dataclass(frozen=True, eq=False)
-class PlainLane(Lane):
+class PlainBatch(PromptBatch):
     """Computes keys and values of the window anew in each evaluation of the network."""
 
     reads: list[StepInputs] = field(default_factory=list)

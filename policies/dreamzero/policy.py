@@ -33,9 +33,9 @@ from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
-from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
+from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
@@ -116,7 +116,7 @@ class DreamZeroPolicy:
                 + ("cfg_scale=1" if self._generate.video == "full" else "a plan without video")
                 + " leaves that prompt out: leave cfg_device out, or choose otherwise"
             )
-        self._lanes = lanes_of(
+        self._batches = prompt_batches(
             self._network.model, self._generate.prompts, parts.negative,
             graphs=self.options.graphs,
         )  # fmt: skip
@@ -194,7 +194,7 @@ class DreamZeroPolicy:
             "dtype": str(self._network.dtype).removeprefix("torch."),
             **({} if anchor is None else {"action_anchor": anchor}),
             **({} if self._quantize is None else {"quantize": self._quantize}),
-            **({} if len(self._lanes) == 1 else {"cfg_devices": 2}),
+            **({} if len(self._batches) == 1 else {"cfg_devices": 2}),
             **{n: v for n, v in asdict(self.options).items() if _UNTOLD.get(n, ...) != v},
         }
 
@@ -468,7 +468,7 @@ class DreamZeroPolicy:
         Raises:
             ConfigError, SessionError: As :meth:`imagine`.
         """
-        video, graphs = self._imagined(session), self._lanes[0].graphs
+        video, graphs = self._imagined(session), self._batches[0].graphs
         newest = len(video.parts) - 1
 
         @torch.no_grad()
@@ -614,7 +614,7 @@ class DreamZeroPolicy:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
         with self._compiling.watching("plan"):
-            prediction = predict(self._network, memories, requests, self._generate, self._lanes)
+            prediction = predict(self._network, memories, requests, self._generate, self._batches)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):

@@ -19,8 +19,8 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -277,17 +277,17 @@ def _chunks(plan: ChunkSetup, session: SessionCache) -> dict[int, Rehearsal]:
 
         def chunk(counter: OperatorCounter, request: InferenceRequest = request) -> None:
             with counter.stage("chunk"):
-                lanes = [
-                    _WatchedLane(lane.number, lane.dit, lane.prompts, counter=counter)
-                    for lane in lanes_of(model.model, plan.options.prompts)
+                batches = [
+                    _WatchedBatch(batch.number, batch.dit, batch.prompts, counter=counter)
+                    for batch in prompt_batches(model.model, plan.options.prompts)
                 ]
-                predict(model, [session], [request], plan.options, lanes)
+                predict(model, [session], [request], plan.options, batches)
 
         found[start] = rehearse(chunk)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _WatchedLane(Lane):
+class _WatchedBatch(PromptBatch):
     """Tells a counter which operators graphs would launch as one."""
 
     counter: OperatorCounter

@@ -27,9 +27,13 @@ from dzrobot.policies.dreamzero.network.diffusion import (
     step_plan,
 )
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of, step_lanes
 from dzrobot.policies.dreamzero.network.layers import ContextKV
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, compact
+from dzrobot.policies.dreamzero.network.prompt_batches import (
+    PromptBatch,
+    prompt_batches,
+    step_batches,
+)
 from dzrobot.policies.dreamzero.network.session import (
     CallInputs,
     CallOutputs,
@@ -79,7 +83,7 @@ def predict(
     sessions: Sequence[SessionCache],
     requests: Sequence[InferenceRequest],
     options: GenerateOptions = _PUBLISHED,
-    lanes: Sequence[Lane] | None = None,
+    batches: Sequence[PromptBatch] | None = None,
 ) -> Prediction:
     """Generate the next actions of every session; the sessions remember what they saw.
 
@@ -88,7 +92,7 @@ def predict(
         sessions: Distinct sessions, in any state.
         requests: One per session; all frames of one size.
         options: How to generate; the same during an episode.
-        lanes: Where its transformer runs the prompts, from :func:`.lanes.lanes_of`; the same
+        batches: Where its transformer runs the prompts, from :func:`prompt_batches`; the same
             during an episode. None: all as one batch, launched operator by operator. Where steps
             are recorded, one session is run at a time.
 
@@ -100,8 +104,8 @@ def predict(
     if not options.history:
         requests = [newest_frame_only(request) for request in requests]
     window = options.window(model.config.dit)
-    lanes = lanes_of(model.model, options.prompts) if lanes is None else tuple(lanes)
-    recorded = any(lane.graphs is not None for lane in lanes)
+    batches = prompt_batches(model.model, options.prompts) if batches is None else tuple(batches)
+    recorded = any(batch.graphs is not None for batch in batches)
     groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         # Which steps a dynamic call skips is the session's own affair: it runs alone.
@@ -115,7 +119,7 @@ def predict(
             [requests[i] for i in members],
             options,
             start,
-            lanes,
+            batches,
         )
         with sdpa_kernel(_PLANLESS) if len(members) > 1 else nullcontext():
             actions, videos, evaluations = call.run()
@@ -132,7 +136,7 @@ def predict(
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What an evaluation of the transformer attends beside its own tokens, for every lane."""
+    """What an evaluation of the transformer attends beside its own tokens, for every batch."""
 
     caches: list[KVCache]
     """Keys and values of the frames that were read."""
@@ -152,20 +156,20 @@ class _Call:
     start: int
     """Frames in the caches; 0 forgets them."""
 
-    lanes: tuple[Lane, ...]
+    batches: tuple[PromptBatch, ...]
 
     def run(self) -> tuple[Tensor, Tensor, int]:
         """Return actions (B, A, M), video latents (B, C, F, Y, X) and the evaluations made."""
         inputs = self._inputs()
         if self.start:
             self._check_rows()
-        caches = [self._open_cache(lane) for lane in self.lanes]
+        caches = [self._open_cache(batch) for batch in self.batches]
         length = caches[0].length
-        if len(self.lanes) == 1 and self.options.dit_steps != DYNAMIC:
-            (lane,), joint = self.lanes, inputs.continuations
-            call = replace(self, lanes=(lane.unrecorded(),))
+        if len(self.batches) == 1 and self.options.dit_steps != DYNAMIC:
+            (batch,), joint = self.batches, inputs.continuations
+            call = replace(self, batches=(batch.unrecorded(),))
             key = self.start, self.options, inputs.latents_BCFYX is None, joint and joint.trained
-            outputs = lane.call(key, lambda own: call.compute(own, caches, length), inputs)
+            outputs = batch.call(key, lambda own: call.compute(own, caches, length), inputs)
         else:
             # A graph knows one device, and cannot skip steps as results change.
             outputs = self.compute(inputs, caches, length)
@@ -180,7 +184,7 @@ class _Call:
 
         Args:
             inputs: What the sessions ask for.
-            caches: For every lane the keys and values of the frames that were read before.
+            caches: For every batch the keys and values of the frames that were read before.
             length: Valid tokens in each of them.
         """
         is_first = inputs.image_BPE is None
@@ -295,40 +299,40 @@ class _Call:
         """Return the latents (B, C, F, Y, X) of the block that ends the frames."""
         return self.model.vae.encode(self.model.pixels(frames_BTHW3))[:, :, -self._block :]
 
-    def _open_cache(self, lane: Lane) -> KVCache:
-        """Return a lane's cache, past included: a lone session's own, or a joint one."""
-        if not self._is_joint(lane):
-            return self._own_cache(self.sessions[0], lane)
-        if lane.graphs is None:
-            joint = lane.allocate(max(1, self.start) + self._block, len(self.sessions))
+    def _open_cache(self, batch: PromptBatch) -> KVCache:
+        """Return a batch's cache, past included: a lone session's own, or a joint one."""
+        if not self._is_joint(batch):
+            return self._own_cache(self.sessions[0], batch)
+        if batch.graphs is None:
+            joint = batch.allocate(max(1, self.start) + self._block, len(self.sessions))
         else:
-            joint = lane.graphs.cache(len(lane.prompts), self._most_frames)
+            joint = batch.graphs.cache(len(batch.prompts), self._most_frames)
         if self.start:
-            joint.load([self._own_cache(session, lane) for session in self.sessions])
+            joint.load([self._own_cache(session, batch) for session in self.sessions])
         return joint
 
     @property
     def _most_frames(self) -> int:
         return self.options.cached_frames(self.model.config.dit)
 
-    def _is_joint(self, lane: Lane) -> bool:
-        """Return whether the lane's cache is none of a session's own."""
-        return len(self.sessions) > 1 or lane.graphs is not None
+    def _is_joint(self, batch: PromptBatch) -> bool:
+        """Return whether the batch's cache is none of a session's own."""
+        return len(self.sessions) > 1 or batch.graphs is not None
 
-    def _own_cache(self, session: SessionCache, lane: Lane) -> KVCache:
+    def _own_cache(self, session: SessionCache, batch: PromptBatch) -> KVCache:
         """Return a session's cache, kept from call to call.
 
         It has room for every call from the first one on: compiled blocks depend on its strides.
         """
-        kept = session.keys_values.get(lane.number)
-        if kept is None or kept.rows != len(lane.prompts):
-            kept = session.keys_values[lane.number] = lane.allocate(self._most_frames, 1)
+        kept = session.keys_values.get(batch.number)
+        if kept is None or kept.rows != len(batch.prompts):
+            kept = session.keys_values[batch.number] = batch.allocate(self._most_frames, 1)
         if not self.start:
             kept.length = 0
         return kept
 
     def _check_rows(self) -> None:
-        wanted = {lane.number: len(lane.prompts) for lane in self.lanes}
+        wanted = {batch.number: len(batch.prompts) for batch in self.batches}
         for session in self.sessions:
             if {number: kept.rows for number, kept in session.keys_values.items()} != wanted:
                 raise ConfigError(
@@ -345,9 +349,9 @@ class _Call:
                 first = outputs.first_frame_BCFYX
                 session.first_frame_CFYX = None if first is None else first[index]
                 session.prompt_key = self.requests[index].prompt.key
-        for lane, cache in zip(self.lanes, caches, strict=True):
-            if self._is_joint(lane) and self.options.history:
-                cache.store([self._own_cache(session, lane) for session in self.sessions])
+        for batch, cache in zip(self.batches, caches, strict=True):
+            if self._is_joint(batch) and self.options.history:
+                cache.store([self._own_cache(session, batch) for session in self.sessions])
         for session in self.sessions:
             session.start = (self.start or 1) + self._block
             if not self.options.history:
@@ -448,8 +452,8 @@ class _Call:
             and (controls is None or joint is None or not joint.trained),
             first_frame_BCFYX=inputs.first_frames(start, video_BCFYX.shape[2]),
         )
-        video_RCFYX, action_RAM = step_lanes(
-            self.lanes, step, past.caches, past.contexts, self._device
+        video_RCFYX, action_RAM = step_batches(
+            self.batches, step, past.caches, past.contexts, self._device
         )
         conditional = video_RCFYX[:sessions]
         # Reading frames predicts no actions, and nobody asks for them.
@@ -461,23 +465,25 @@ class _Call:
         return negative + self.options.cfg_scale * (conditional - negative), action_BAM
 
     def _contexts(self, inputs: CallInputs) -> list[list[ContextKV]]:
-        """Return each lane's keys and values of prompts and images, made once per call."""
+        """Return each batch's keys and values of prompts and images, made once per call."""
         image_BPE = inputs.image_BPE
         assert image_BPE is not None, "made where the window begins"
         contexts = []
-        for lane, text, bias in zip(self.lanes, inputs.texts, inputs.text_biases, strict=True):
-            image_RPE = image_BPE.repeat(len(lane.prompts), 1, 1)
+        for batch, text, bias in zip(self.batches, inputs.texts, inputs.text_biases, strict=True):
+            image_RPE = image_BPE.repeat(len(batch.prompts), 1, 1)
             prompting = Prompting(text_BNE=text, image_BPE=image_RPE, text_bias_BN=bias)
-            contexts.append(lane.dit.project(lane.dit.embed_context(prompting.to(lane.dit.device))))
+            contexts.append(
+                batch.dit.project(batch.dit.embed_context(prompting.to(batch.dit.device)))
+            )
         return contexts
 
     def _embeddings(self) -> list[PromptEmbedding]:
-        """Return the embedded prompts of every lane."""
+        """Return the embedded prompts of every batch."""
         prompts = [[request.prompt for request in self.requests]]
         if self.options.prompts == 2:
             prompts.append([request.required_negative() for request in self.requests])
         kinds = [self._embedded(one) for one in prompts]
-        return [PromptEmbedding.stack([kinds[p] for p in lane.prompts]) for lane in self.lanes]
+        return [PromptEmbedding.stack([kinds[p] for p in batch.prompts]) for batch in self.batches]
 
     def _embedded(self, prompts: list[Prompt]) -> PromptEmbedding:
         """Return the embeddings of one prompt per session."""

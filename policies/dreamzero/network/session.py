@@ -184,7 +184,7 @@ class CallInputs:
     """Mask and latents of the first frames; None likewise, and where the network takes none."""
 
     texts: tuple[Tensor, ...]
-    """The prompts of every lane, (R, N, E)."""
+    """The prompts of every batch, (R, N, E)."""
 
     text_biases: tuple[Tensor | None, ...]
     """See :class:`.dit.Prompting`."""
@@ -318,7 +318,7 @@ class SessionCache:
 
     prompt_key: tuple[int, ...] | None = None
     keys_values: dict[int, KVCache] = field(default_factory=dict)
-    """Keys and values of every lane, by its number; see :class:`.lanes.Lane`."""
+    """Keys and values of every batch, by its number; see :class:`.prompt_batches.PromptBatch`."""
 
     image_PE: Tensor | None = None
     """Embedding of the first frame."""

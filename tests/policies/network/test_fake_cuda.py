@@ -12,8 +12,8 @@ from rehearsal.operators import OperatorCounter
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
+from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -129,9 +129,9 @@ def test_every_device_records_on_a_stream_of_its_own(monkeypatch):
     with fake_cuda(), torch.no_grad():
         first, second = (placed(config, device) for device in devices)
         record_with(monkeypatch, Recording)
-        lanes = lanes_of(first.model, 2, second.model, graphs=True)
+        batches = prompt_batches(first.model, 2, second.model, graphs=True)
         asked = request(config, config.target_size, 1)
-        predict(first, [SessionCache()], [asked], FEW, lanes)
+        predict(first, [SessionCache()], [asked], FEW, batches)
     # One step that reads frames and one that denoises, on each.
     assert Counter(recorded) == {(device, "thread_local"): 2 for device in devices}
 
@@ -150,12 +150,12 @@ def test_a_recorded_call_reads_and_sends_nothing_and_leaves_few_launches(name, m
     with fake_cuda(), torch.no_grad():
         network, session = placed(config), SessionCache()
         record_with(monkeypatch, Recording)
-        lanes = lanes_of(network.model, 2, graphs=True)
+        batches = prompt_batches(network.model, 2, graphs=True)
         for turn in range(2):
             for place in WINDOW:
                 asked = request(config, size, 4 if turn or place else 1)
                 with counted() as counter:
-                    predict(network, [session], [asked], FEW, lanes)
+                    predict(network, [session], [asked], FEW, batches)
     assert len(inside) == len(WINDOW)
     for recording in inside:
         # A host read of the device would have raised.

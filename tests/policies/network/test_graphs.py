@@ -16,7 +16,7 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.graphs import Graphs
-from dzrobot.policies.dreamzero.network.lanes import lanes_of
+from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -30,16 +30,16 @@ WINDOWS = (*CALLS, 4, 4)
     "options", [FEW, replace(FEW, cfg_scale=1.0), replace(FEW, dit_steps="dynamic")]
 )
 def test_recorded_calls_give_the_same_bits(network, ask, options):
-    lanes = lanes_of(network.model, options.prompts, graphs=True)
+    batches = prompt_batches(network.model, options.prompts, graphs=True)
     plain, recorded = SessionCache(), SessionCache()
     for i, count in enumerate(WINDOWS):
         request = ask(count, i)
         expected = predict(network, [plain], [request], options)
-        assert_same(predict(network, [recorded], [request], options, lanes), expected, 0)
+        assert_same(predict(network, [recorded], [request], options, batches), expected, 0)
 
 
 def test_what_recorded_plans_continue_may_change(network, ask):
-    lanes = lanes_of(network.model, FEW.prompts, graphs=True)
+    batches = prompt_batches(network.model, FEW.prompts, graphs=True)
     shape = network.config.head.action_horizon, network.config.dit.action_dim
     for number, method in enumerate(("guided", "guided", "trained", None)):
         part = method and Continuation(
@@ -48,7 +48,7 @@ def test_what_recorded_plans_continue_may_change(network, ask):
         )  # fmt: skip
         request = ask(1, number, continuation=part)
         expected = predict(network, [SessionCache()], [request], FEW)
-        assert_same(predict(network, [SessionCache()], [request], FEW, lanes), expected, 0)
+        assert_same(predict(network, [SessionCache()], [request], FEW, batches), expected, 0)
 
 
 def test_recorded_decoding_gives_the_same_bits(network):
@@ -61,27 +61,27 @@ def test_recorded_decoding_gives_the_same_bits(network):
 
 
 def test_sessions_take_turns_in_one_recording(network, ask):
-    lanes = lanes_of(network.model, 2, graphs=True)
+    batches = prompt_batches(network.model, 2, graphs=True)
     plain, recorded = ([SessionCache() for _ in range(3)] for _ in range(2))
     for i, count in enumerate(CALLS):
         # The last one's prompt is longer, and has other shapes.
         requests = [ask(count, 10 * n + i, words=(5, 6, 40)[n]) for n in range(3)]
-        together = predict(network, recorded, requests, FEW, lanes)
+        together = predict(network, recorded, requests, FEW, batches)
         for n in range(3):
             alone = predict(network, [plain[n]], [requests[n]], FEW)
             assert_same(only(together, n), alone, 0)
 
 
 def test_a_call_is_recorded_once_for_every_place_of_the_window(network, ask, monkeypatch):
-    (lane,) = lanes_of(network.model, 2, graphs=True)
+    (batch,) = prompt_batches(network.model, 2, graphs=True)
     recorded = []
-    original = lane.graphs._record
+    original = batch.graphs._record
     monkeypatch.setattr(
-        lane.graphs, "_record", lambda *given: recorded.append(1) or original(*given)
+        batch.graphs, "_record", lambda *given: recorded.append(1) or original(*given)
     )
     session, counts = SessionCache(), []
     for i, count in enumerate((1, 4, 4, 4, 4, 4, 4, 4)):
-        predict(network, [session], [ask(count, i)], FEW, [lane])
+        predict(network, [session], [ask(count, i)], FEW, [batch])
         counts.append(len(recorded))
     # All of a call at each of four places; then they are known.
     assert counts == [1, 2, 3, 4, 4, 4, 4, 4]
@@ -91,11 +91,13 @@ def test_two_lanes_have_recordings_of_their_own(network, ask):
     second = type(network.model)(network.model.config)
     second.load_state_dict(network.model.state_dict())
     plain, recorded = SessionCache(), SessionCache()
-    lanes = lanes_of(network.model, 2, second, graphs=True)
+    batches = prompt_batches(network.model, 2, second, graphs=True)
     for i, count in enumerate(CALLS[:3]):
         request = ask(count, i)
-        expected = predict(network, [plain], [request], FEW, lanes_of(network.model, 2, second))
-        assert_same(predict(network, [recorded], [request], FEW, lanes), expected, 0)
+        expected = predict(
+            network, [plain], [request], FEW, prompt_batches(network.model, 2, second)
+        )
+        assert_same(predict(network, [recorded], [request], FEW, batches), expected, 0)
 
 
 def test_a_processor_has_nothing_to_record():

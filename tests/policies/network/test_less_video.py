@@ -11,8 +11,8 @@ from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.diffusion import NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import Lane, lanes_of
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
+from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     GenerateOptions,
     InferenceNoise,
@@ -35,7 +35,7 @@ def options_of(video):
 
 
 @dataclass(frozen=True, eq=False)
-class SpyLane(Lane):
+class SpyBatch(PromptBatch):
     """Notes (tokens in the cache, frames of video, actions) of every evaluation."""
 
     seen: list = None
@@ -47,8 +47,8 @@ class SpyLane(Lane):
 
 
 def watched(network, prompts=1):
-    (lane,) = lanes_of(network.model, prompts)
-    return SpyLane(lane.number, lane.dit, lane.prompts, None, [])
+    (batch,) = prompt_batches(network.model, prompts)
+    return SpyBatch(batch.number, batch.dit, batch.prompts, None, [])
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def watched(network, prompts=1):
 )
 def test_what_passes_the_network(network, ask, video, shown):
     options = replace(options_of(video), cfg_scale=1.0)
-    lane, session = watched(network), SessionCache()
-    predict(network, [session], [ask(1)], options, [lane])
-    assert lane.seen == [(0, 1, 0), *((length, frames, 4) for length, frames in shown)]
+    batch, session = watched(network), SessionCache()
+    predict(network, [session], [ask(1)], options, [batch])
+    assert batch.seen == [(0, 1, 0), *((length, frames, 4) for length, frames in shown)]
     # Only what was seen is remembered: the next call reads its block behind the first frame.
     assert session.keys_values[0].length == TOKENS
-    lane.seen.clear()
-    predict(network, [session], [ask(4, 1)], options, [lane])
-    assert lane.seen[:2] == [(6, 2, 0), (18, shown[0][1], 4)]
+    batch.seen.clear()
+    predict(network, [session], [ask(4, 1)], options, [batch])
+    assert batch.seen[:2] == [(6, 2, 0), (18, shown[0][1], 4)]
     assert session.keys_values[0].length == 3 * TOKENS
 
 
@@ -102,20 +102,20 @@ def test_the_first_evaluation_of_once_is_the_whole_one(network, ask):
     """Up to there, everything is as published; from then on, the video stays as it was."""
     first = {}
     for video in ("full", "once"):
-        flows, lane = [], watched(network)
-        step = lane.dit.step
+        flows, batch = [], watched(network)
+        step = batch.dit.step
 
         def kept(inputs, cache, contexts, step=step, flows=flows):
             found = step(inputs, cache, contexts)
             flows.append(found[1])
             return found
 
-        lane.dit.step = kept
+        batch.dit.step = kept
         try:
             options = replace(options_of(video), cfg_scale=1.0)
-            predict(network, [SessionCache()], [ask(1)], options, [lane])
+            predict(network, [SessionCache()], [ask(1)], options, [batch])
         finally:
-            del lane.dit.step
+            del batch.dit.step
         first[video] = flows[1:]
     assert torch.equal(first["full"][0], first["once"][0])
     assert not torch.equal(first["full"][1], first["once"][1])
@@ -125,7 +125,7 @@ def test_the_first_evaluation_of_once_is_the_whole_one(network, ask):
 def test_sessions_in_one_batch_and_recorded_steps_equal_lone_ones(network, ask, video):
     options = options_of(video)
     alone, sessions = [], [SessionCache(), SessionCache()]
-    recorded, graphs = SessionCache(), lanes_of(network.model, 1, graphs=True)
+    recorded, graphs = SessionCache(), prompt_batches(network.model, 1, graphs=True)
     lone = [SessionCache(), SessionCache()]
     for i, count in enumerate(CALLS):
         requests = [ask(count, 10 * n + i, words=5 + n) for n in range(2)]

@@ -22,7 +22,7 @@ _Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True, eq=False)
-class Lane:
+class PromptBatch:
     """One transformer, and the prompts that it runs as one batch."""
 
     number: int
@@ -51,15 +51,15 @@ class Lane:
         """Return what ``work``, a whole call with :meth:`unrecorded`, makes of ``given``."""
         return work(given) if self.graphs is None else self.graphs.run(key, work, given)
 
-    def unrecorded(self) -> "Lane":
+    def unrecorded(self) -> "PromptBatch":
         """Return it with steps that are launched operator by operator, or by what is around."""
         return replace(self, graphs=None)
 
 
-def lanes_of(
+def prompt_batches(
     model: CausalDiT, prompts: int, negative: CausalDiT | None = None, *, graphs: bool = False
-) -> tuple[Lane, ...]:
-    """Return the lanes of a call.
+) -> tuple[PromptBatch, ...]:
+    """Return the batches of a call.
 
     Args:
         model: The transformer.
@@ -72,13 +72,13 @@ def lanes_of(
     if negative is not None and prompts > 1:
         parts = [(model, (0,)), (negative, (1,))]
     return tuple(
-        Lane(number, dit, rows, Graphs(dit) if graphs else None)
+        PromptBatch(number, dit, rows, Graphs(dit) if graphs else None)
         for number, (dit, rows) in enumerate(parts)
     )
 
 
-def step_lanes(
-    lanes: Sequence[Lane],
+def step_batches(
+    batches: Sequence[PromptBatch],
     inputs: StepInputs,
     caches: Sequence[KVCache],
     contexts: Sequence[list[ContextKV]],
@@ -86,10 +86,10 @@ def step_lanes(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the velocities of every prompt, ordered by prompt, then session, on ``device``."""
     # All are sent before any runs: a copy waits for what its source's device was given before.
-    sent = [inputs.repeat(len(lane.prompts)).to(lane.dit.device) for lane in lanes]
+    sent = [inputs.repeat(len(batch.prompts)).to(batch.dit.device) for batch in batches]
     results = [
-        lane.step(given, cache, context)
-        for lane, given, cache, context in zip(lanes, sent, caches, contexts, strict=True)
+        batch.step(given, cache, context)
+        for batch, given, cache, context in zip(batches, sent, caches, contexts, strict=True)
     ]
     if len(results) == 1:
         return results[0]

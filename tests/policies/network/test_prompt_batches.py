@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.lanes import lanes_of
+from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     Prompt,
@@ -20,8 +20,8 @@ from dzrobot.policies.dreamzero.network.session import (
 
 
 def split(network, second):
-    """Return a lane for each prompt."""
-    return lanes_of(network.model, 2, second)
+    """Return a batch for each prompt."""
+    return prompt_batches(network.model, 2, second)
 
 
 @pytest.fixture
