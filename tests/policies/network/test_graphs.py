@@ -87,7 +87,7 @@ def test_a_call_is_recorded_once_for_every_place_of_the_window(network, ask, mon
     assert counts == [1, 2, 3, 4, 4, 4, 4, 4]
 
 
-def test_two_lanes_have_recordings_of_their_own(network, ask):
+def test_two_batches_have_recordings_of_their_own(network, ask):
     second = type(network.model)(network.model.config)
     second.load_state_dict(network.model.state_dict())
     plain, recorded = SessionCache(), SessionCache()

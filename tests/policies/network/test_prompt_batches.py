@@ -72,7 +72,7 @@ def test_the_copy_runs_the_negative_prompt_and_only_that(network, second, ask):
     assert (changed.videos[0] - expected.videos[0]).norm() > 0.1 * expected.videos[0].norm()
 
 
-def test_an_episode_stays_with_its_lanes(network, second, ask):
+def test_an_episode_stays_with_its_batches(network, second, ask):
     session = SessionCache()
     predict(network, [session], [ask(1)], FEW, split(network, second))
     with pytest.raises(ConfigError, match=r"second device.*start a new session"):
