@@ -202,6 +202,34 @@ def test_encoders_that_would_lose_numbers_are_refused(solo, touched, lab):
             train_worker.trainer(solo, touched, **changes)
 
 
+def test_adapters_leave_an_encoder_whole(solo, touched, lab, tmp_path):
+    """Although its layers are called as those that get adapters."""
+    (lab / "named.py").write_text(
+        "from dataclasses import replace\nimport lab\nfrom torch import nn\n"
+        "class Ffn(nn.Module):\n"
+        "    def __init__(self, dim, width):\n"
+        "        super().__init__()\n"
+        "        self.ffn = nn.Sequential(nn.Linear(dim, 8), nn.GELU(), nn.Linear(8, width))\n"
+        "    def forward(self, x):\n        return self.ffn(x)\n"
+        "*arm, touch = lab.HAND.state\n"
+        "HAND = replace(lab.HAND, state=(*arm, replace(touch, encoder='named:Ffn')))\n"
+    )
+    changes = {
+        "model__embodiment_tag": "named:HAND", "model__is_lora": True, "runner__max_steps": 1,
+        "checkpoint__export": True,
+    }  # fmt: skip
+    run = trainer(solo, touched, tmp_path, **changes)
+    own = {name for name in run.components.optimizer.named if name.startswith("conditions.")}
+    layers = {
+        f"conditions.touch.encoder.ffn.{i}.{part}" for i in (0, 2) for part in ("weight", "bias")
+    }
+    assert own == {*layers, "conditions.touch.gate"}
+    run.run()
+    export = tmp_path / "export" / "step_00000001"
+    policy = DreamZeroPolicy.from_pretrained(export, embodiment="named:HAND")
+    assert policy.act(observation(importlib.import_module("named").HAND, 0.5)).shape == (7,)
+
+
 # An own order of samples.
 
 

@@ -114,7 +114,7 @@ class SamplerInputs:
     """``runner.seed``."""
 
 
-MakeStream = Callable[[SamplerInputs], Stream]
+MakeStream = Callable[[SamplerInputs], Stream | None]
 
 
 class TrainingData(Dataset[Sample]):
@@ -149,8 +149,10 @@ class TrainingData(Dataset[Sample]):
         """Which window is at which position; starts follow as parts of their own."""
 
         self._sampler = sampler
+        own = None
         if sampler is not None:
             own = sampler(SamplerInputs(tuple(r for _, r in self._parts), tuple(weights), seed))
+        if own is not None:
             check_stream(own, sizes, type(own).__name__)
             self.stream = own
 

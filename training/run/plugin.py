@@ -320,7 +320,7 @@ class Plugins:
                 f"data.start_share and the sampler of {name_of(own[0])} both decide what is "
                 "sampled: set data.start_share=0"
             )
-        return own[0].sampler  # type: ignore[return-value]
+        return own[0].sampler
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors that checkpoints hold: plug-in, then attribute."""
