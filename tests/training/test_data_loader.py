@@ -378,7 +378,7 @@ def test_a_corrupt_video_is_counted(world, damaged, caplog):
 
 LAUNCH = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, {above!r}]
 from test_data_loader import *
 data = mixture(Path({world!r}))
 # Opened in this process first, then inherited by the workers.
@@ -392,7 +392,6 @@ print(len(whole))
 """
 
 
-@pytest.mark.long
 def test_torchs_loader_has_shutdown_workers():
     """A name that is not public; see `Batches`."""
     loader = DataLoader(range(9), num_workers=1, multiprocessing_context="fork")
@@ -405,9 +404,10 @@ def test_torchs_loader_has_shutdown_workers():
     assert not worker.is_alive()
 
 
+@pytest.mark.long
 def test_processes_with_workers_exit_cleanly(world):
     """A20: also where the loop is left early, and where the parent had files open."""
-    script = LAUNCH.format(here=str(HERE), world=str(world))
+    script = LAUNCH.format(here=str(HERE), above=str(HERE.parent), world=str(world))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=800, check=False
     )
