@@ -227,6 +227,14 @@ class DataConfig(FrozenConfig):
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a
     seed frame; null: that of ``frame_grid``, else the embodiment's."""
 
+    video_in_chunk_offsets: tuple[NonNegative, ...] | None = None
+    """Steps from a block's start to its frames, for ``multi_anchor``; null: those of
+    ``frame_grid``, else 0, 3 .. 21 at the horizons whose published runs drew these, 16 and 24."""
+
+    macro_stride: Positive | None = None
+    """Steps between the starts of two blocks, for ``multi_anchor``; null: that of ``frame_grid``,
+    else the horizon."""
+
     pad_tail: bool = False
     """Let samples begin near an episode's end and repeat its last row, whose actions there are not
     counted: a policy without memory learns the end of a task from these samples alone."""

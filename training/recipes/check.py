@@ -117,13 +117,15 @@ def _measured(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Prob
 def _schedule(config: SFTConfig) -> Iterator[Problem]:
     steps, optim = config.runner.max_steps, config.optim
     warmup = optim.warmup_updates(steps)
-    if warmup >= steps:
+    # A run may end within the warm-up of a longer schedule that is given.
+    if warmup >= optim.schedule_updates(steps):
         field = (
             "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
         )
         yield Problem(
             field,
-            f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
+            f"{warmup} warm-up steps leave none of {optim.schedule_updates(steps)} steps at full "
+            "rate; lower it",
         )
     if optim.schedule_updates(steps) < steps:
         yield Problem(
