@@ -14,6 +14,7 @@ from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.spec import ActionAnchor, Recorded
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
+from dzrobot.importing import install
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -38,6 +39,14 @@ def _known_grid(name: str) -> str:
         frame_grid(name)
     except UnknownNameError as error:
         raise ValueError(str(error)) from error
+    return name
+
+
+def _known_decoder(name: object) -> object:
+    if name == "decord":
+        raise ValueError(
+            f"decord is not used: 'pyav' is installed, 'torchcodec' is {install('video')}"
+        )
     return name
 
 
@@ -252,7 +261,9 @@ class DataConfig(FrozenConfig):
     """Named published frame grid (``rlinf_libero_5b``, ``rlinf_franka``, ``official_droid``), drawn
     by ``multi_anchor``; null: the embodiment's own."""
 
-    video_backend: Literal["pyav", "torchcodec"] = "pyav"
+    video_backend: Annotated[Literal["pyav", "torchcodec"], BeforeValidator(_known_decoder)] = (
+        "pyav"
+    )
     """Video decoder."""
 
     num_workers: NonNegative = 8

@@ -13,7 +13,7 @@ from dzrobot.files import explained, write_text
 from dzrobot.training.recipes.hydra_files import compose
 from dzrobot.training.recipes.rlinf_defaults import ALIASES, FILES, VERSION
 from dzrobot.training.recipes.rlinf_evaluation import (
-    Evaluation,
+    ImportedEvaluation,
     import_evaluation,
     is_evaluation,
 )
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     head = [f"Written by `dzrobot import-rlinf {source.name}`."]
     done = import_evaluation(source, composed) if evaluates else import_composed(source, composed)
     head += _sections(done)
-    if isinstance(done, Evaluation):
+    if isinstance(done, ImportedEvaluation):
         body = f"{done.line}\n"
         said = [f"{output}: an evaluation, not a training run:", f"  {done.line}"]
     else:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _sections(done: Imported | Evaluation) -> Iterator[str]:
+def _sections(done: Imported | ImportedEvaluation) -> Iterator[str]:
     """Yield what a reader must know, what changes a run first."""
     if isinstance(done, Imported):
         yield from _listed("Otherwise than with RLinf:", done.changed)

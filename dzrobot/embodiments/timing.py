@@ -69,8 +69,9 @@ class Timing:
         if self.anchor_stride == 0:
             object.__setattr__(self, "anchor_stride", self.action_horizon)
         faults = [*self._range_faults()]
-        if not faults and self.sampling == "aligned":
-            faults = [*self._alignment_faults()]
+        if not faults:
+            aligned = self.sampling == "aligned"
+            faults = self._alignment_faults() if aligned else self._walk_faults()
         if faults:
             raise ConfigError("Timing cannot be used: " + "; ".join(faults) + ".")
 
@@ -123,13 +124,16 @@ class Timing:
             faults.append(f"sampling={self.sampling!r} must be 'aligned' or 'multi_anchor'")
         elif self.pad_tail and self.sampling != "aligned":
             faults.append("pad_tail=True needs sampling='aligned': the published walk pads nothing")
-        elif self.blocks > 1 and 0 < self.anchor_stride < self.action_horizon:
-            # The published walk keeps each row once, and then lacks rows of a whole sample.
-            faults.append(
-                f"anchor_stride={self.anchor_stride} is below action_horizon={self.action_horizon}:"
-                " blocks would share actions; give at least the horizon"
-            )
         return faults
+
+    def _walk_faults(self) -> list[str]:
+        # The published walk keeps each row once, and a sample of shared rows is never whole.
+        if self.blocks == 1 or self.anchor_stride >= self.action_horizon:
+            return []
+        return [
+            f"anchor_stride={self.anchor_stride} is below action_horizon={self.action_horizon}: "
+            "blocks would share actions; give at least the horizon"
+        ]
 
     def _alignment_faults(self) -> list[str]:
         offsets = self.frame_offsets

@@ -122,10 +122,13 @@ def _schedule(config: SFTConfig) -> Iterator[Problem]:
         field = (
             "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
         )
+        length = (
+            f"runner.max_steps={steps}" if optim.total_training_steps is None
+            else f"optim.total_training_steps={optim.total_training_steps}"
+        )  # fmt: skip
         yield Problem(
             field,
-            f"{warmup} warm-up steps leave none of {optim.schedule_updates(steps)} steps at full "
-            "rate; lower it",
+            f"{warmup} warm-up steps leave none of {length} at full rate; lower it",
         )
     if optim.schedule_updates(steps) < steps:
         yield Problem(

@@ -143,7 +143,7 @@ def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[P
     acting = [source for source in sources if source.recorded == "actions"] or sources
     robots = {source.embodiment.tag: source.embodiment for source in acting}
     measured = {tag: _relative_names(robot) for tag, robot in robots.items()}
-    own = measured.get(model.embodiment_tag, next(iter(measured.values())))
+    tag = model.embodiment_tag if model.embodiment_tag in robots else next(iter(robots))
     wanted = model.relative_action
     # One robot with relative actions is enough for them, all are without where there are none.
     if wanted is not None and wanted != any(measured.values()):
@@ -154,10 +154,10 @@ def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[P
             "state; the embodiment "
             "decides (Part.reference): drop this field or choose another embodiment",
         )
-    if model.relative_action_keys is not None and set(model.relative_action_keys) != own:
+    if model.relative_action_keys is not None and set(model.relative_action_keys) != measured[tag]:
         yield Problem(
             "model.relative_action_keys",
-            f"are {preview(model.relative_action_keys)}, {model.embodiment_tag} has {preview(own)} "
+            f"are {preview(model.relative_action_keys)}, {tag} has {preview(measured[tag])} "
             "(Part.reference)",
         )
 

@@ -144,7 +144,7 @@ class _Found:
             self.read.append(name)
             return self.merged(beside, (), above)
         self.missing.append(name)
-        return _copied(self.known.get(name, {}))
+        return dict(_copied(self.known.get(name, {})))
 
 
 def _copied(value: Any) -> Any:

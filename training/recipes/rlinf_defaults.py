@@ -75,20 +75,3 @@ ALIASES: Mapping[str, str] = {"actor.model": "rollout.model"}
 
 PRESETS: Mapping[str, str] = {"model/dreamzero_5b": "5b", "model/dreamzero_14b": "14b"}
 """File of defaults -> network here."""
-
-HEAD: Mapping[str, tuple[Any, ...]] = {
-    "action_loss_embodiment_ids": (), "add_pos_embed": (), "noise_beta_alpha": (),
-    "noise_beta_beta": (), "noise_s": (), "num_inference_timesteps": (),
-    "num_timestep_buckets": (), "repa_coeff": (), "repa_layer": (), "vl_self_attention_cfg": (),
-    "skip_component_loading": (), "defer_lora_injection": (),
-    "backbone_embedding_dim": (0,), "backbone_features_projector_cfg": (None,),
-    "expand_batch": (None,), "freeze_decode_layer": (False,), "input_embedding_dim": (1536,),
-    "load_pretrained_det_decode_layer_path": (None,), "model_dtype": ("float32",),
-    "tile_size_height": (34,), "tile_size_width": (34,), "tile_stride_height": (18,),
-    "tile_stride_width": (16,), "tiled": (False,), "tune_diffusion_model": (True,),
-    "tune_projector": (True,), "use_gradient_checkpointing": (True, False), "use_vlln": (True,),
-    "hidden_size": (64,), "action_dim": (32,), "max_action_dim": (32,), "max_state_dim": (64,),
-    "num_frame_per_block": (2,),
-}  # fmt: skip
-"""Entries of ``action_head_cfg.config`` that no field of :class:`HeadConfig` holds: the values of
-both published networks; none where the published code reads no value."""

@@ -12,7 +12,8 @@ from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.registration import LIBERO_SUITES
 from dzrobot.training.recipes.hydra_files import OPEN, Composed, leaves
 from dzrobot.training.recipes.rlinf_defaults import PRESETS
-from dzrobot.training.recipes.rlinf_import import UNKNOWN, Note, network_faults, refusal
+from dzrobot.training.recipes.rlinf_import import Note, refusal
+from dzrobot.training.recipes.rlinf_network import UNKNOWN, network_faults
 from dzrobot.yaml_values import dotted
 
 PROTOCOL, STEPS, EPISODES = "rlinf-500", 480, 50
@@ -73,7 +74,7 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "32": "float32", 32: "float32"
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ImportedEvaluation:
     """An evaluation file of RLinf, translated."""
 
     command: list[str]
@@ -103,7 +104,7 @@ def is_evaluation(values: Mapping[str, Any]) -> bool:
     return runner.get("only_eval") is True or (not trains and "env" in values)
 
 
-def import_evaluation(file: Path, composed: Composed) -> Evaluation:
+def import_evaluation(file: Path, composed: Composed) -> ImportedEvaluation:
     """Return an evaluation file of RLinf as a command.
 
     Raises:
@@ -117,7 +118,7 @@ def import_evaluation(file: Path, composed: Composed) -> Evaluation:
     if work.refused:
         raise ConfigError(refusal(file, work.refused))
     missing = [(f"{name}.yaml", _tabled(composed, name)) for name in composed.missing]
-    return Evaluation(command, missing, work.unused)
+    return ImportedEvaluation(command, missing, work.unused)
 
 
 def _tabled(composed: Composed, file: str) -> str:
@@ -231,17 +232,16 @@ class _Import:
         named = [PRESETS[name] for name in files if name in PRESETS]
         named += [PRESETS.get(f"model/{self.at('rollout.model.dreamzero_preset')}", "")]
         if not named[0]:
-            self.refused.append(("defaults", "name no network: add model/dreamzero_5b or "
-                                 "model/dreamzero_14b, or give rollout.model.model_path"))  # fmt: skip
+            self.refused.append(
+                ("defaults", "name no network: add model/dreamzero_5b or model/dreamzero_14b, or "
+                 "give rollout.model.model_path")
+            )  # fmt: skip
             return []
         model = self.at("rollout.model")
         if isinstance(model.get("action_head_cfg"), dict) and (
             "_target_" in model["action_head_cfg"]
         ):
-            self.refused += [
-                (name.replace("actor.", "rollout."), why)
-                for name, why in network_faults(model, named[0])
-            ]
+            self.refused += network_faults(model, named[0], "rollout.model")
         return ["--preset", named[0]]
 
     def _executed(self, tag: str) -> list[str]:

@@ -12,13 +12,7 @@ from typing import Any
 from dzrobot.configuration import RawConfig, field_notes, place_of
 from dzrobot.documents import shorten
 from dzrobot.embodiments.timing import WALK_OFFSETS, Timing
-from dzrobot.errors import CheckpointError, ConfigError, DzrobotError
-from dzrobot.policies.dreamzero.network.config import (
-    HeadConfig,
-    NetworkConfig,
-    preset,
-    values,
-)
+from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.training.recipes.architecture import source_plans
 from dzrobot.training.recipes.check_inputs import relative_faults, tiling_faults
 from dzrobot.training.recipes.hydra_files import OPEN, Composed, compose, leaves, put
@@ -26,11 +20,11 @@ from dzrobot.training.recipes.rlinf import DROPPED, MEANT, VALUES, dropped_by, n
 from dzrobot.training.recipes.rlinf_defaults import (
     ALIASES,
     FILES,
-    HEAD,
     PRESETS,
     PROGRAM,
     VERSION,
 )
+from dzrobot.training.recipes.rlinf_network import HEAD, UNKNOWN, network_faults
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.yaml_values import dotted
 
@@ -42,17 +36,12 @@ Note = tuple[str, str]
 _UNSET_BELOW_ZERO = {
     "runner.max_epochs", "runner.max_steps", "runner.eval_interval", "optim.lr_warmup_steps",
 }  # fmt: skip
-UNKNOWN = "is no field known here: take it out, or give it as null"
 _MODE = "data.sampling_mode"
 _WALK = ("data.video_in_chunk_offsets", "data.macro_stride")
 _COMPONENTS = tuple(
     f"model.{part}_pretrained_path"
     for part in ("diffusion_model", "image_encoder", "text_encoder", "vae")
 )
-_SHAPED_BY_RUN = {
-    "num_action_per_block", "frame_seqlen", "max_chunk_size", "action_horizon", "num_frames",
-    "target_video_height", "target_video_width",
-}  # fmt: skip
 _TORCH_RATE = 1e-3
 """Learning rate of torch's AdamW where none is given to it as a whole. RLinf gives one to each
 group of weights, and a cosine's ``min_lr`` is divided by this one."""
@@ -155,9 +144,7 @@ class _Import:
                 self._take(theirs, ours, value)
 
     def _drop(self, theirs: str, ours: str, entry: str, value: Any) -> None:
-        meant = next(
-            (MEANT[name] for name in (theirs, ours, entry) if name in MEANT), None
-        )
+        meant = next((MEANT[name] for name in (theirs, ours, entry) if name in MEANT), None)
         if theirs == "runner.max_epochs":
             meant = ()
         # Several are taken over together, by a step of their own.
@@ -212,7 +199,7 @@ class _Import:
         head = model.get("action_head_cfg") if isinstance(model, dict) else None
         chosen = self.given.get("model.preset")
         if isinstance(head, dict) and "_target_" in head and chosen in ("5b", "14b"):
-            self.refused += network_faults(model, chosen)
+            self.refused += network_faults(model, chosen, "actor.model")
             self.unused += [
                 (theirs, f"the published network {chosen} has it so, or reads it nowhere")
                 for theirs in sorted(self.composed.written)
@@ -245,7 +232,7 @@ class _Import:
         block = self._pop("model.num_action_per_block")
         written = self.theirs.get("model.num_action_per_block", "") in self.composed.written
         if None not in (horizon, block) and block != horizon:
-            there = f"{block} a block in the network, {horizon} in the data"
+            there = f"{block} a block in the network, model.action_horizon={horizon} in the data"
             if written:
                 self.refused.append((self.theirs["model.num_action_per_block"], f"{there}: give "
                                      "both the same"))  # fmt: skip
@@ -410,19 +397,21 @@ class _Import:
             self.given["runner.output_dir"] = str(Path(str(folder), str(name or "")))
         backends = logger.pop("logger_backends", None)
         project = logger.pop("project_name", None)
-        if backends is not None:
-            self.given["logging.tensorboard"] = "tensorboard" in backends
-            if "wandb" in backends:
-                self.given["logging.wandb_project"] = project or "rlinf"
+        listed = backends if isinstance(backends, list) else []
+        if listed:
+            self.given["logging.tensorboard"] = "tensorboard" in listed
+        elif backends is not None:
+            self.refused.append(("runner.logger.logger_backends", f"{backends}: give a list"))
+        if "wandb" in listed:
+            self.given["logging.wandb_project"] = project or "rlinf"
         elif project is not None:
             self.unused.append(("runner.logger.project_name", "names a project of a logger"))
         self.unused += [(f"runner.logger.{key}", _reason("runner.logger")) for key in logger]
 
     def add_defaults(self) -> None:
         """Add every default of RLinf's code that the file leaves to it."""
-        if self.given.get("model.relative_action") and not self.given.get(
-            "model.relative_action_keys"
-        ):
+        keys = self.given.get("model.relative_action_keys")
+        if self.given.get("model.relative_action") is True and not keys:
             self.given["model.relative_action"] = False
             self.changed.append(
                 ("model.relative_action", "true without relative_action_keys makes nothing "
@@ -471,42 +460,6 @@ _OURS: Mapping[str, str] = {note.name: note.default for note in _FIELDS}
 """Default here of every field, as text."""
 
 
-def network_faults(model: Mapping[str, Any], chosen: str) -> Iterator[Note]:
-    """Yield in what a network of RLinf's files differs from the published one."""
-    where = "actor.model.action_head_cfg.config"
-    try:
-        found, published = NetworkConfig.from_dict(model), preset(chosen)
-    except CheckpointError as error:
-        yield where, str(error)
-        return
-    parts = {"diffusion_model_cfg.": "dit", "vae_cfg.": "vae", "": "head"}
-    for prefix, part in parts.items():
-        there, here = values(getattr(found, part)), values(getattr(published, part))
-        for name, value in there.items():
-            if value != here[name] and name not in _SHAPED_BY_RUN:
-                yield f"{where}.{prefix}{name}", _other(value, here[name], chosen)
-    held = {*HeadConfig.__dataclass_fields__, *_SHAPED_BY_RUN}
-    for place, value in leaves(model["action_head_cfg"]["config"]):
-        entry = dotted(place)
-        top = entry.partition(".")[0]
-        if top.endswith("_cfg") and top not in HEAD or str(place[-1]).startswith("_"):
-            continue
-        allowed = HEAD.get(entry, HEAD.get(top))
-        if top in held and top not in HEAD:
-            continue
-        if allowed is None:
-            yield f"{where}.{entry}", UNKNOWN
-        elif allowed and value not in allowed:
-            yield f"{where}.{entry}", _other(value, allowed[0], chosen)
-
-
-def _other(value: Any, published: Any, chosen: str) -> str:
-    return (
-        f"is {value}, the published network {chosen} has {published}: train another one from a "
-        "checkpoint, or with model.config_path in a recipe of your own"
-    )
-
-
 def _stopped(recipe: Mapping[str, Any]) -> Iterator[Note]:
     """Yield what of a whole recipe a run would refuse, paths and weights aside."""
     config = RawConfig(dict(recipe)).build(SFTConfig)
@@ -522,7 +475,7 @@ def _stopped(recipe: Mapping[str, Any]) -> Iterator[Note]:
 def _at(recipe: Mapping[str, Any], name: str) -> Any:
     inner: Any = recipe
     for key in place_of(name):
-        inner = inner[key] if isinstance(inner, list) else inner.get(key, {})
+        inner = inner.get(key, {}) if isinstance(inner, dict) else inner[key]
     return inner
 
 
@@ -547,4 +500,3 @@ def refusal(file: Path, refused: Sequence[Note]) -> str:
             "change the file, or add KEY=VALUE under its names to this command",
         ]
     )
-

@@ -26,9 +26,7 @@ def add_sampling(group: Any) -> None:
         "--video-in-chunk-offsets", type=flags.numbers, metavar="0,N,...",
         help="data.video_in_chunk_offsets of the run",
     )  # fmt: skip
-    group.add_argument(
-        "--macro-stride", type=flags.whole(1), help="data.macro_stride of the run"
-    )
+    group.add_argument("--macro-stride", type=flags.whole(1), help="data.macro_stride of the run")
     group.add_argument(
         "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
     )
