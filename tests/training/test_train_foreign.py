@@ -128,6 +128,8 @@ COMMON = {
     "average": None, "adapters": False, "param_dtype": "bf16", "reduce_dtype": "bf16",
     "strategy": "fsdp", "recompute": "full", "offload": False, "seed": 42, "evaluations": None,
     "holdout": 0, "relative": False, "moments": "fp32", "augment": True,
+    # Of its hybrid_engines/fsdp.yaml, which every one of them names.
+    "accumulate": True,
 }  # fmt: skip
 PUBLISHED = {
     "libero_sft_dreamzero_5b": {
@@ -185,6 +187,7 @@ def meaning(config):
         "param_dtype": parallel.param_dtype, "reduce_dtype": parallel.reduce_dtype,
         "strategy": parallel.strategy, "recompute": parallel.activation_checkpointing,
         "reshard": parallel.reshard_after_forward, "offload": parallel.cpu_offload,
+        "accumulate": parallel.enable_gradient_accumulation,
         "save": config.checkpoint.save_interval, "seed": runner.seed,
         "evaluations": runner.eval_interval, "holdout": config.data.holdout_episodes,
         "augment": config.data.augment,
@@ -227,6 +230,7 @@ MUTATIONS = {
     "actor.optim.lr_warmup_steps_ratio": 0.2, "actor.optim.min_lr_rate": 0.1,
     "actor.optim.lr_scheduler": "torch_cosine", "runner.max_steps": 1900,
     "runner.save_interval": 50, "actor.fsdp_config.gradient_checkpointing": False,
+    "actor.fsdp_config.enable_gradient_accumulation": False,
     "actor.fsdp_config.cpu_offload": True, "actor.enable_offload": True,
     "actor.fsdp_config.sharding_strategy": "no_shard",
     "actor.fsdp_config.mixed_precision.param_dtype": "fp32",

@@ -52,6 +52,7 @@ def test_every_name_of_the_guide_is_told_by_its_name_here(train_root, tmp_path, 
     name = written.partition("=")[0]
     line = next(line for line in str(caught.value).splitlines() if line.startswith(f"  {name}:"))
     assert GUIDE[written] in line
+    assert "is set too" not in line, "by the recipe, not beside it"
     assert written[:60] in line, "the origin is the override"
     assert "Did you mean" not in str(caught.value)
     assert "import-rlinf" not in str(caught.value), "the file is one of ours"

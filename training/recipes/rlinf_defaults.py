@@ -26,6 +26,7 @@ PROGRAM: Mapping[str, Any] = {
     "optim.weight_decay": 1e-2,
     "parallel.activation_checkpointing": "none",
     "parallel.cpu_offload": False,
+    "parallel.enable_gradient_accumulation": False,
     "parallel.param_dtype": "fp32",
     "parallel.reshard_after_forward": True,
     "runner.seed": 42,
