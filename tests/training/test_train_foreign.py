@@ -532,7 +532,7 @@ def evaluation(folder, **changes):
         "rollout": {
             "model": {
                 "embodiment_tag": "libero_sim", "metadata_json_path": "/m.json",
-                "action_horizon": 16,
+                "action_horizon": 16, "target_video_height": 160, "target_video_width": 320,
             }
         },
     }  # fmt: skip
@@ -591,3 +591,10 @@ def test_an_evaluation_of_other_episodes_is_refused(tmp_path, capsys, changes, n
     assert main(["import-rlinf", str(file), "--output", str(tmp_path / "x.sh")]) == 2
     assert f"  {name}: " in capsys.readouterr().err
     assert not (tmp_path / "x.sh").exists()
+
+
+def test_an_evaluation_with_frames_of_another_size_is_refused(tmp_path, capsys):
+    """RLinf's model file says 176 rows, the published checkpoints 160."""
+    file, size = evaluation(tmp_path), "rollout.model.target_video_height=176"
+    assert main(["import-rlinf", str(file), size, "--output", str(tmp_path / "x.sh")]) == 2
+    assert "rollout.model.target_video_height: 176 x 320" in capsys.readouterr().err

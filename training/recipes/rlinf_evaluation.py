@@ -9,6 +9,7 @@ from typing import Any
 from dzrobot.configuration import place_of
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, UnknownNameError
+from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.registration import LIBERO_SUITES
 from dzrobot.training.recipes.hydra_files import OPEN, Composed, leaves
 from dzrobot.training.recipes.rlinf_defaults import PRESETS
@@ -242,7 +243,19 @@ class _Import:
             "_target_" in model["action_head_cfg"]
         ):
             self.refused += network_faults(model, named[0], "rollout.model")
+        self._frame_size(named[0])
         return ["--preset", named[0]]
+
+    def _frame_size(self, chosen: str) -> None:
+        """Refuse frames of another size than the published network's."""
+        sides = ("target_video_height", "target_video_width")
+        there = tuple(self.at(f"rollout.model.{side}") for side in sides)
+        here = preset(chosen).target_size
+        if None not in there and there != here:
+            self.refused.append(
+                ("rollout.model.target_video_height", f"{there[0]} x {there[1]}: --preset {chosen} "
+                 f"has {here}; give rollout.model.model_path, a folder whose config.json says it")
+            )  # fmt: skip
 
     def _executed(self, tag: str) -> list[str]:
         """Return how many actions of a plan are executed, where the robot's own number differs."""
