@@ -202,6 +202,7 @@ def test_encoders_that_would_lose_numbers_are_refused(solo, touched, lab):
             train_worker.trainer(solo, touched, **changes)
 
 
+@pytest.mark.long
 def test_adapters_leave_an_encoder_whole(solo, touched, lab, tmp_path):
     """Although its layers are called as those that get adapters."""
     (lab / "named.py").write_text(
