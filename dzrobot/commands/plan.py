@@ -3,7 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.training.recipes.read import read_planned
+from dzrobot.training.recipes.read import PlannedRun, plan_recipe
 
 SUMMARY = "check a training run and tell what it will need"
 
@@ -35,13 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; refuse what does not fit."""
-    config, base = read_planned(args.recipe, args.overrides, args.gpus)
+    """Print the plan; refuse what does not fit, and whatever ``dzrobot train`` refuses."""
+    planned = plan_recipe(args.recipe, args.overrides, args.gpus)
+    config, base = planned.config, planned.network
     # Torch only now: faults of the recipe are reported at once.
     from dzrobot.training.cost.memory import GIB
     from dzrobot.training.cost.plan import check_fits, describe_plan, plan_run, run_speed, settle
     from dzrobot.training.cost.speed import describe_cost, describe_speed
+    from dzrobot.training.run.opening import check_run
+    from dzrobot.training.run.plugin import Plugins
 
+    check_run(config, Plugins.of(config.runner.plugins), planned.lacking)
     config = settle(config, base, args.gpus, args.memory * GIB)
     plan = plan_run(config, base, args.gpus)
     print(describe_plan(plan))
@@ -50,4 +54,14 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(lines))
     check_fits(plan, args.memory)
     print(f"fits {args.gpus} x {args.memory:g} GiB")
+    _print_limits(planned, f"{args.gpus} x {args.memory:g} GiB")
     return 0
+
+
+def _print_limits(planned: PlannedRun, devices: str) -> None:
+    """Say what `dzrobot train` will look at and the plan has not."""
+    opened = [what for what in ("weights", "data") if what not in planned.lacking]
+    print("checked as `dzrobot train` does: " + ", ".join(["the recipe", *opened]))
+    print(f"not known without the machine: that it has {devices}, its network, its free disk")
+    for fault in planned.unread:
+        print(f"not checked: {fault.field}: {fault.message}")

@@ -13,7 +13,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.templates import NEGATIVE, PROMPT_TILES
+from dzrobot.embodiments.templates import NEGATIVE, told_faults
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import ConfigError, preview, suggest
 
@@ -151,11 +151,12 @@ class Gripper:
         """Return the numbers of a part with the gripper's made a command.
 
         Args:
-            values: ``(..., dim)``; above ``threshold`` the gripper is shut.
+            values: ``(..., dim)``. Above ``threshold`` the command is ``high``, else ``low``; which
+                of the two closes is the robot's.
         """
         result = values.copy()
-        shut = values[..., self.index] > self.threshold
-        result[..., self.index] = np.where(shut, self.high, self.low)
+        above = values[..., self.index] > self.threshold
+        result[..., self.index] = np.where(above, self.high, self.low)
         return result
 
 
@@ -302,7 +303,7 @@ class Embodiment:
                 *self._reference_faults(),
                 *self._width_faults(),
                 *_prompt_faults(self.prompt),
-                *_told_faults(self.prompt, self.tiles),
+                *told_faults(self.prompt, self.tiles),
             ]
         _refuse(f"Embodiment {self.tag!r}", faults)
 
@@ -500,21 +501,6 @@ def _prompt_faults(prompt: str) -> Iterable[str]:
         return
     if fields != {"task"}:
         yield f"prompt must hold {{task}} and no other field, got {preview(fields)}"
-
-
-def _told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterable[str]:
-    """Yield where a published prompt tells the network of other tiles than it is shown."""
-    described = PROMPT_TILES.get(prompt)
-    shown = tuple(tuple(key is not None for key in row) for row in tiles)
-    if described is not None and shown != described:
-        yield (
-            f"the prompt describes the tiles {_rows(described)}, and tiles are {_rows(shown)} "
-            "(rows from the top): tile the views as it says, or write a prompt for these"
-        )
-
-
-def _rows(tiles: Sequence[Sequence[bool]]) -> str:
-    return " / ".join(" ".join("view" if view else "black" for view in row) for row in tiles)
 
 
 def starts_of(widths: Mapping[str, int]) -> dict[str, int]:

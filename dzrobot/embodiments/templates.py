@@ -4,7 +4,10 @@ Templates are byte for byte: they are an interface, not prose. ``{task}`` stands
 instruction, already lower-cased (docs/model.md, section 5).
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from dzrobot.errors import ConfigError
 
@@ -48,16 +51,126 @@ TOP_AND_SIDES = (
 HUMAN = "A single view video shows that a human {task}"
 """One camera, a person at work."""
 
-_QUADRANTS = ((True, True), (True, False))
 
-PROMPT_TILES: Mapping[str, tuple[tuple[bool, ...], ...]] = {
-    TWO_VIEWS: ((True, True),),
-    THREE_VIEWS: ((True,), (True, True)),
-    HEAD_AND_HANDS: _QUADRANTS,
-    TOP_AND_SIDES: _QUADRANTS,
-    HUMAN: ((True,),),
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a template says of one tile."""
+
+    what: str
+    """The template's words."""
+
+    on_hand: bool | None = None
+    """Whether that camera moves with a hand; None: the template does not say."""
+
+    side: Literal["left", "right"] | None = None
+    """Which of two cameras of a kind it is."""
+
+    names: tuple[str, ...] = ()
+    """Names of the view that published robots show there."""
+
+
+_EXTERIOR = Shown(what="the exterior camera", on_hand=False, names=("image", "exterior_image"))
+_WRIST = Shown(what="the wrist camera", on_hand=True, names=("wrist_image", "wrist_image_left"))
+_LEFT = Shown(
+    what="the left exterior camera", on_hand=False, side="left", names=("exterior_image_1_left",)
+)
+_RIGHT = Shown(
+    what="the right exterior camera", on_hand=False, side="right", names=("exterior_image_2_left",)
+)
+_HEAD = Shown(what="the robot's head", on_hand=False)
+_LEFT_HAND = Shown(what="the left hand", on_hand=True, side="left")
+_RIGHT_HAND = Shown(what="the right hand", on_hand=True, side="right")
+_TOP = Shown(what="the top camera", on_hand=False)
+_LEFT_CAMERA = Shown(what="the left camera", side="left")
+_RIGHT_CAMERA = Shown(what="the right camera", side="right")
+
+PROMPT_TILES: Mapping[str, tuple[tuple[Shown | None, ...], ...]] = {
+    TWO_VIEWS: ((_EXTERIOR, _WRIST),),
+    THREE_VIEWS: ((_WRIST,), (_LEFT, _RIGHT)),
+    HEAD_AND_HANDS: ((_HEAD, _RIGHT_HAND), (_LEFT_HAND, None)),
+    TOP_AND_SIDES: ((_TOP, _RIGHT_CAMERA), (_LEFT_CAMERA, None)),
+    HUMAN: ((Shown(what="one camera"),),),
 }
-"""Template -> the tiles that it describes, rows from the top: a view, or (False) black."""
+"""Template -> the tiles that it describes, rows from the top; None: black."""
+
+_ON_HAND = {"wrist", "hand", "gripper"}
+_OFF_HAND = {
+    "exterior", "external", "scene", "front", "agentview", "third", "static", "base", "head", "top",
+    "overhead", "ego",
+}  # fmt: skip
+_SIDES = {"left", "right"}
+
+
+def told_faults(prompt: str, tiles: Sequence[Sequence[str | None]]) -> Iterator[str]:
+    """Yield where a published template tells the network of other tiles than it is shown.
+
+    A view is known by its name: that of a published robot, or words such as ``wrist`` and ``left``.
+    Names that say nothing are taken as they are, as are prompts of one's own.
+
+    Args:
+        prompt: The template.
+        tiles: Rows of view keys from the top; None is a black tile.
+    """
+    described = PROMPT_TILES.get(prompt)
+    if described is None:
+        return
+    if _form(described) != _form(tiles):
+        yield (
+            f"the prompt describes the tiles {_rows(described)}, and tiles are {_rows(tiles)} "
+            "(rows from the top): tile the views as it says, or write a prompt for these"
+        )
+        return
+    pairs = [
+        (tile, key.partition(".")[2])
+        for row, keys in zip(described, tiles, strict=True)
+        for tile, key in zip(row, keys, strict=True)
+        if tile is not None and key is not None
+    ]
+    # In DROID "left" is a lens, in all names: a side says something where both sides are named.
+    sided = {side for _, name in pairs for side in _words(name) & _SIDES} == _SIDES
+    shown = [tile for tile, _ in pairs]
+    for tile, name in pairs:
+        published = [other for other in shown if name in other.names]
+        if tile in published:
+            continue
+        if published or _contradicts(tile, name, shown if sided else ()):
+            yield (
+                f"the prompt says that a tile shows {tile.what}, and that tile is the view "
+                f"{name!r}: put the views where the prompt says they are, or write a prompt for "
+                "these"
+            )
+
+
+def _contradicts(tile: Shown, name: str, sided: Sequence[Shown]) -> bool:
+    """Return whether the words of a view's name speak against the tile that it is in.
+
+    Args:
+        tile: What the prompt says of it.
+        name: The view's.
+        sided: All tiles, where sides tell the views apart; else none.
+    """
+    words = _words(name)
+    on, off = bool(words & _ON_HAND), bool(words & _OFF_HAND)
+    # A name that says both ("top_hand"), or neither, is not known to be either.
+    known = None if on == off else on
+    if None not in (tile.on_hand, known) and known != tile.on_hand:
+        return True
+    sides = words & _SIDES
+    fitting = [other for other in sided if known is None or other.on_hand in (None, known)]
+    return len(sides) == 1 and tile.side not in sides and any(o.side in sides for o in fitting)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall("[a-z]+", name.lower()))
+
+
+def _form(tiles: Sequence[Sequence[object]]) -> list[list[bool]]:
+    return [[tile is not None for tile in row] for row in tiles]
+
+
+def _rows(tiles: Sequence[Sequence[object]]) -> str:
+    return " / ".join(" ".join("view" if tile else "black" for tile in row) for row in _form(tiles))
+
 
 NEGATIVE = (
     "Vibrant colors, overexposed, static, blurry details, text, subtitles, style, artwork, "

@@ -54,7 +54,6 @@ from dzrobot.policies.dreamzero.session_state import (
     SessionState,
     Ticket,
     footprint,
-    generate_options,
 )
 
 _log = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class DreamZeroPolicy:
             what="the network", key=repr((self._network.config, self._network.dtype, self.options)),
             device=self._network.device, is_on=self.options.compile,
         )  # fmt: skip
-        self._generate = generate_options(self.options)
+        self._generate = self.options.generate()
         # Loaded here, so that the first plan does not wait for a library.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
         if parts.negative is not None and self._generate.prompts == 1:

@@ -5,7 +5,7 @@ A new episode is a new object, so nothing of the last one can survive.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -23,7 +23,6 @@ from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,
@@ -241,12 +240,6 @@ def _available() -> int:
 _MAX_PROMPTS = 256
 
 
-def generate_options(acting: ActingOptions) -> GenerateOptions:
-    """Return what the network is told of how a policy acts."""
-    told = {field.name: vars(acting)[field.name] for field in fields(GenerateOptions)}
-    return GenerateOptions(**{**told, "history": acting.history != "off"})
-
-
 class Requests:
     """Makes requests; remembers the tokens of prompts, and nothing of an episode."""
 
@@ -263,7 +256,7 @@ class Requests:
         self._network = network
         self._size = self._config.target_size or embodiment.image_size
         self._options = options
-        self._guided = generate_options(options).prompts == 2
+        self._guided = options.generate().prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
     def make(

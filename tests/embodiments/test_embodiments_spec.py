@@ -4,12 +4,14 @@ import importlib
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dzrobot.embodiments import templates
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
 from dzrobot.embodiments.templates import NEGATIVE, PROMPTS, quadrants
@@ -131,6 +133,9 @@ REFUSED = {
     r"the prompt describes the tiles view view, and tiles are view / view \(rows from": {
         "tiles": (("video.image",), ("video.wrist_image",))
     },
+    "a tile shows the exterior camera, and that tile is the view 'wrist_image'": {
+        "tiles": (("video.wrist_image", "video.image"),)
+    },
     "need the same size": {"views": (VIEW, replace(LIBERO.views[1], size=(128, 128)))},
     "no state part. Did you mean 'state.state'": {"action": (RELATIVE,)},
     "action.x has 7 numbers, its reference state.state has 8": {
@@ -154,6 +159,61 @@ REFUSED = {
 def test_embodiment_refuses(message, fields):
     with pytest.raises(ConfigError, match=message):
         replace(LIBERO, **fields)
+
+
+def named_views(*names):
+    return tuple(replace(VIEW, key=f"video.{name}", feature=name, aliases=()) for name in names)
+
+
+TOLD = {
+    "TWO_VIEWS": [("image", "wrist_image"), ("front", "eye_in_hand"), ("agentview", "gripper_cam")],
+    "THREE_VIEWS": [
+        ("wrist_image_left", "exterior_image_1_left", "exterior_image_2_left"),
+        ("wrist", "left", "right"),
+        ("wrist_image_left", "exterior_left", "exterior_right"),
+    ],
+    "HEAD_AND_HANDS": [
+        ("top_head", "hand_right", "hand_left"),
+        ("head", "right_wrist", "left_wrist"),
+    ],
+    "TOP_AND_SIDES": [("top_camera", "right_camera", "left_camera")],
+}
+"""Template -> names of views in the order in which it tells of its tiles."""
+
+
+@pytest.mark.parametrize(
+    ("template", "names"), [(template, names) for template in TOLD for names in TOLD[template]]
+)
+def test_views_are_where_a_published_prompt_says_they_are(template, names):
+    """In every other order, at least one view is said to be elsewhere."""
+    described = templates.PROMPT_TILES[vars(templates)[template]]
+
+    def robot(order):
+        rest = iter(order)
+        tiles = tuple(
+            tuple(None if tile is None else f"video.{next(rest)}" for tile in row)
+            for row in described
+        )
+        prompt = vars(templates)[template]
+        return replace(LIBERO, tag="mine", views=named_views(*names), tiles=tiles, prompt=prompt)
+
+    robot(names)
+    for order in permutations(names):
+        if order != names:
+            with pytest.raises(ConfigError, match="the prompt says that a tile shows"):
+                robot(order)
+
+
+def test_names_that_say_nothing_are_taken_as_they_are():
+    views = named_views("cam0", "cam1")
+    for order in (("video.cam0", "video.cam1"), ("video.cam1", "video.cam0")):
+        assert replace(LIBERO, tag="mine", views=views, tiles=(order,)).tiles == (order,)
+    own = replace(LIBERO, tiles=(LIBERO.tiles[0][::-1],), prompt="hand left, scene right: {task}")
+    assert own.tiles[0][0] == "video.wrist_image"
+
+
+def test_every_published_template_has_its_tiles():
+    assert set(templates.PROMPTS.values()) == set(templates.PROMPT_TILES)
 
 
 def test_a_part_with_an_encoder_is_not_in_the_state_vector():

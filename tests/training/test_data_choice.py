@@ -13,7 +13,7 @@ from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.run.build import _anchor, last_episodes
+from dzrobot.training.run.opening import _anchor, last_episodes
 from dzrobot.training.sft_config import DataConfig
 
 LENGTHS = (20, 21, 22, 23)

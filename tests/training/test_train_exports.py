@@ -17,8 +17,9 @@ from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.recipes.check import find_faults
-from dzrobot.training.run.build import network_config, open_initial_weights
 from dzrobot.training.run.export import ADAPTERS_SUFFIX, export
+from dzrobot.training.run.initial_weights import open_initial_weights
+from dzrobot.training.run.opening import network_config
 
 KINDS = {
     "all weights": {},

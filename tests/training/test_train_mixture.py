@@ -17,9 +17,10 @@ from dzrobot.recording import EpisodeWriter
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.run.build import build, open_datasets
+from dzrobot.training.run.build import build
 from dzrobot.training.run.export import export
 from dzrobot.training.run.initial_weights import open_initial_weights
+from dzrobot.training.run.opening import open_datasets
 from dzrobot.training.run.trainer import Trainer
 from dzrobot.training.sft_config import SFTConfig
 
@@ -143,7 +144,7 @@ def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, monkeypa
             world, data__train_data_paths=[entry] if mixed else paths,
             data__holdout_episodes=kept, model__metadata_json_path=metadata,
         )  # fmt: skip
-        recordings = open_datasets(config, open_initial_weights(config.model, 0))
+        recordings = open_datasets(config, open_initial_weights(config.model, 0).metadata)
         assert opened == paths, "the lists of a folder are read once"
         opened.clear()
         stream = recordings.train.stream

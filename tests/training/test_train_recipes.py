@@ -2,23 +2,28 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 import torch
 import train_worlds
+import yaml
 
+from dzrobot.cli import main
 from dzrobot.configuration import load_config, read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import frame_grid
-from dzrobot.errors import ConfigError, UnknownNameError
+from dzrobot.errors import ConfigError, DzrobotError, UnknownNameError
 from dzrobot.training.recipes.architecture import run_embodiment
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.recipes.read import RECIPES, find_recipe, load_recipe
 from dzrobot.training.recipes.rlinf import DROPPED
+from dzrobot.training.run.build import build
 from dzrobot.training.run.optimizer import schedule_factor
 from dzrobot.training.sft_config import SFTConfig
 
@@ -84,9 +89,7 @@ def test_a_named_grid_brings_its_walk(train_root):
         config = train_worlds.config(train_root, data__frame_grid=grid)
         robots[grid] = run_embodiment("libero_sim", config.model, config.data)
     assert robots[None].timing == load_embodiment("libero_sim").timing
-    # The published sets say ten rows a second; the robot's actions keep their rate.
-    walk = replace(frame_grid("rlinf_libero_5b"), control_hz=20)
-    assert robots["rlinf_libero_5b"].timing == walk
+    assert robots["rlinf_libero_5b"].timing == frame_grid("rlinf_libero_5b")
     found = faults(train_root, data__frame_grid="rlinf_libero_5b", data__sampling_mode="aligned")
     assert "leave sampling_mode out" in found["data.frame_grid"]
     with pytest.raises(ConfigError, match=r"data\.frame_grid: unknown frame grid 'rlinf'\."):
@@ -209,6 +212,140 @@ def test_pitfalls_are_named(train_root, field):
     found = faults(train_root, **changes)
     assert field in found, found
     assert [phrase for phrase in phrases if phrase not in found[field]] == [], found[field]
+
+
+def _without_a_tensor(root, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(root / "tiny", tmp_path / "broken")
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("action_head.model.head.modulation")
+    save_file(tensors, folder / "model.safetensors")
+    return {"model__model_path": folder}
+
+
+def _of_another_width(root, tmp_path):
+    folder = shutil.copytree(root / "tiny", tmp_path / "wider")
+    config = json.loads((folder / "config.json").read_text())
+    config["action_head_cfg"]["config"]["diffusion_model_cfg"]["ffn_dim"] += 8
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"model__model_path": folder}
+
+
+def _other_recordings(root, tmp_path):
+    train_worlds.record(tmp_path / "others", episodes=4)
+    return {"data__train_data_paths": [str(tmp_path / "others")]}
+
+
+def _no_such_column(root, tmp_path):
+    folder = shutil.copytree(root / "dataset", tmp_path / "narrow")
+    info = json.loads((folder / "meta/info.json").read_text())
+    del info["features"][train_worlds.ROBOT.action[0].feature]
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    return {"data__train_data_paths": [str(folder)]}
+
+
+def _broken_tokenizer(root, tmp_path):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer/tokenizer.json").write_text("{")
+    return {"model__tokenizer_path": tmp_path / "tokenizer"}
+
+
+def _a_run_is_there(root, tmp_path):
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    return {"runner__output_dir": tmp_path / "run"}
+
+
+def _other_statistics(root, tmp_path):
+    written = json.loads((root / "metadata.json").read_text())
+    (tmp_path / "metadata.json").write_text(json.dumps({"my_arm": written["libero_sim"]}))
+    return {"model__metadata_json_path": tmp_path / "metadata.json"}
+
+
+OPENED = {
+    "a tensor is missing": (_without_a_tensor, "missing action_head.model.head.modulation"),
+    "weights of another width": (_of_another_width, "instead of"),
+    "statistics of other recordings": (_other_recordings, "statistics"),
+    "statistics of another robot": (_other_statistics, "It holds: my_arm"),
+    "a column is missing": (_no_such_column, "actions"),
+    "a broken tokenizer": (_broken_tokenizer, "no tokenizer at"),
+    "the folder of another run": (_a_run_is_there, "holds a run"),
+    "all episodes held out": (
+        lambda *_: {"data__holdout_episodes": 3}, "holds out every episode",
+    ),
+    "windows longer than episodes": (lambda *_: {"model__max_chunk_size": 8}, "has 42 steps"),
+    "a plug-in of another kind": (
+        lambda *_: {"runner__plugins": ["train_worlds:ROBOT"]}, "train_worlds",
+    ),
+}  # fmt: skip
+"""What is wrong with a run beyond its fields, and what the message says of it."""
+
+
+def _of_field(field):
+    return lambda root, tmp_path: WRONG[field][0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_of_field(field) for field in WRONG] + [make for make, _ in OPENED.values()],
+    ids=[*WRONG, *OPENED],
+)
+def test_a_plan_refuses_what_a_run_refuses_in_the_same_words(
+    train_root, solo, tmp_path, capsys, request, make
+):
+    """Nothing of the message is lost but the name of the command."""
+    changes = make(train_root, tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    values = train_worlds.recipe(train_root, **{"runner__output_dir": tmp_path / "new", **changes})
+    recipe.write_text(yaml.safe_dump(values))
+    with pytest.raises(DzrobotError) as refused:
+        build(load_recipe(str(recipe), [], 1), solo)
+    if (name := request.node.callspec.id) in OPENED:
+        assert OPENED[name][1] in str(refused.value)
+    assert main(["plan", str(recipe)]) == 2
+    assert capsys.readouterr().err.strip() == f"dzrobot plan: {refused.value}"
+
+
+def test_a_decoder_that_does_not_load_is_found_by_both(
+    train_root, solo, tmp_path, capsys, monkeypatch
+):
+    found = types.ModuleType("torchcodec")
+    found.__spec__ = ModuleSpec("torchcodec", None)
+    monkeypatch.setitem(sys.modules, "torchcodec", found)
+    # As without FFmpeg's libraries: the package is there, and its import fails.
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    recipe = tmp_path / "recipe.yaml"
+    changes = {"runner__output_dir": tmp_path / "new", "data__video_backend": "torchcodec"}
+    recipe.write_text(yaml.safe_dump(train_worlds.recipe(train_root, **changes)))
+    with pytest.raises(DzrobotError, match=r"torchcodec cannot be used .*video_backend=pyav") as no:
+        build(load_recipe(str(recipe), [], 1), solo)
+    assert main(["plan", str(recipe)]) == 2
+    assert capsys.readouterr().err.strip() == f"dzrobot plan: {no.value}"
+
+
+def test_a_plan_says_what_it_could_not_look_at(train_root, tmp_path, capsys):
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "new")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    assert main(["plan", str(recipe)]) == 0
+    said = capsys.readouterr().out
+    assert "as `dzrobot train` does: the recipe, weights, data" in said
+    assert "not checked: " not in said
+
+    config_path = shutil.copy(train_root / "tiny/config.json", tmp_path / "net.json")
+    for word, field, opened in (
+        ("model.model_path=owner/name", "model.model_path: owner/name is on the hub", "data"),
+        ("data.train_data_paths=owner/name", "data.train_data_paths: owner/name is", "weights"),
+    ):
+        more = [f"model.config_path={config_path}"] if "model.model_path" in word else []
+        assert main(["plan", str(recipe), word, *more]) == 0
+        said = capsys.readouterr().out
+        assert f"not checked: {field}" in said
+        assert f"as `dzrobot train` does: the recipe, {opened}\n" in said
+    del values["data"]["train_data_paths"]
+    recipe.write_text(yaml.safe_dump(values))
+    assert main(["plan", str(recipe)]) == 0
+    assert "not checked: data.train_data_paths: is needed" in capsys.readouterr().out
 
 
 def test_a_sample_longer_than_every_episode(train_root):

@@ -24,9 +24,10 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.recipes.read import find_recipe, load_recipe, read_planned
-from dzrobot.training.run.build import build, open_datasets
+from dzrobot.training.run.build import build
 from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.metrics import LogRecord
+from dzrobot.training.run.opening import open_datasets
 from dzrobot.training.run.parallel import init_distributed
 from dzrobot.training.run.trainer import Trainer
 from dzrobot.training.sft_config import SFTConfig
@@ -100,7 +101,7 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
     """Return the time to decode one sample's frames, and samples per second of the loader."""
     config, notes = asked_recipe(settings, folder)
     initial = open_initial_weights(config.model, config.runner.seed)
-    data = open_datasets(config, initial).train
+    data = open_datasets(config, initial.metadata).train
     decoding = Measurement(
         name="decode, one sample", unit="ms", better="less",
         values=tuple(_decode_ms(data, settings.repeats)),

@@ -158,6 +158,13 @@ class PyAvDecoder:
         self._decoded: Any = iter(())
         self._next = len(table.pts)
 
+    @staticmethod
+    def library() -> Any:
+        """Return PyAV, which every installation has."""
+        import av
+
+        return av
+
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB.
 
@@ -231,21 +238,31 @@ class TorchcodecDecoder:
     """One open video, decoded by torchcodec."""
 
     def __init__(self, path: Path, table: FrameTable) -> None:
+        self.table = table
+        self._path = path
+        video_decoder = self.library()
+        try:
+            self._video: Any = video_decoder(
+                str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
+            )
+        except (RuntimeError, ValueError) as error:
+            raise DatasetError(f"{path} is no readable video: {error}") from error
+
+    @staticmethod
+    def library() -> Any:
+        """Return torchcodec's decoder.
+
+        Raises:
+            MissingDependencyError: It cannot be loaded, as without FFmpeg's libraries.
+        """
         try:
             from torchcodec.decoders import VideoDecoder
         except (ImportError, RuntimeError, OSError) as error:
             raise MissingDependencyError(
                 f"torchcodec cannot be used ({error}): `{install('video')}` and the "
-                "FFmpeg libraries, or set decoder=pyav"
+                "FFmpeg libraries, or data.video_backend=pyav"
             ) from error
-        self.table = table
-        self._path = path
-        try:
-            self._video: Any = VideoDecoder(
-                str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
-            )
-        except (RuntimeError, ValueError) as error:
-            raise DatasetError(f"{path} is no readable video: {error}") from error
+        return VideoDecoder
 
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
@@ -265,6 +282,16 @@ DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
     "pyav": PyAvDecoder,
     "torchcodec": TorchcodecDecoder,
 }
+
+
+def load_decoder(name: str) -> None:
+    """Load the library of a decoder.
+
+    Raises:
+        MissingDependencyError: It cannot be used on this machine.
+        UnknownNameError: There is no such decoder.
+    """
+    find(DECODERS, "video decoder", name).library()
 
 
 class Videos:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
-from dzrobot.importing import install, is_module_name, is_reference, module_exists
+from dzrobot.importing import install
 from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
@@ -26,7 +26,10 @@ from dzrobot.training.sft_config import ParallelConfig, RunnerConfig, SFTConfig,
 
 
 def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
-    """Return everything that is wrong with a run of ``config`` on ``world_size`` processes."""
+    """Return everything that is wrong with a run of ``config`` on ``world_size`` processes.
+
+    The one list of ``dzrobot train`` and ``dzrobot plan``, but for what was not given.
+    """
     faults = [
         *_batch(config, world_size),
         *_schedule(config),
@@ -40,7 +43,6 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_features(config),
         *_resume(config),
         *_packages(config),
-        *_plugins(config),
         *mixture_faults(config),
     ]
     try:
@@ -52,22 +54,6 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     faults += _starts(config)
     faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
-
-
-def _plugins(config: SFTConfig) -> Iterator[Problem]:
-    """Yield plug-ins whose module is not there; which names it has is known when it is loaded."""
-    for name in config.runner.plugins:
-        module = name.partition(":")[0]
-        if not is_reference(name) and not is_module_name(name):
-            yield Problem("runner.plugins", f"{name!r} is not written module or module:Name")
-        elif not module_exists(module):
-            yield Problem(
-                "runner.plugins",
-                f"there is no module {module!r} on the import path or in {Path.cwd()}; install it, "
-                "set PYTHONPATH, or change to its folder",
-            )
-    if config.runner.plugins and len(set(config.runner.plugins)) < len(config.runner.plugins):
-        yield Problem("runner.plugins", f"{list(config.runner.plugins)}: name each once")
 
 
 def _batch(config: SFTConfig, world_size: int) -> Iterator[Problem]:
@@ -134,18 +120,13 @@ def _measured(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Prob
 def _schedule(config: SFTConfig) -> Iterator[Problem]:
     steps, optim = config.runner.max_steps, config.optim
     warmup = optim.warmup_updates(steps)
-    # A run may end within the warm-up of a longer schedule that is given.
-    if warmup >= optim.schedule_updates(steps):
+    if warmup >= steps:
         field = (
             "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
         )
-        length = (
-            f"runner.max_steps={steps}" if optim.total_training_steps is None
-            else f"optim.total_training_steps={optim.total_training_steps}"
-        )  # fmt: skip
         yield Problem(
             field,
-            f"{warmup} warm-up steps leave none of {length} at full rate; lower it",
+            f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
         )
     if optim.schedule_updates(steps) < steps:
         yield Problem(
@@ -251,7 +232,9 @@ def _distillation(config: SFTConfig) -> Iterator[Problem]:
         yield from missing_path("distill.teacher_path", distill.teacher_path)
     elif config.model.model_path is None:
         yield Problem(
-            "distill.teacher_path", "without model.model_path there is no other teacher; give one"
+            "distill.teacher_path",
+            "without model.model_path there is no other teacher; give one",
+            not_given=True,
         )
 
 
@@ -291,7 +274,12 @@ def _resume(config: SFTConfig) -> Iterator[Problem]:
         )
 
 
-def folder_faults(runner: RunnerConfig) -> Iterator[Problem]:
+def start_faults(config: SFTConfig, world_size: int) -> list[Problem]:
+    """Return what is wrong with starting a run of ``config``: its folder too."""
+    return [*find_faults(config, world_size), *_folder(config.runner)]
+
+
+def _folder(runner: RunnerConfig) -> Iterator[Problem]:
     """Refuse to start a new run in the folder of another: its checkpoints and log would be lost."""
     left = [
         name for name in ("checkpoints", "metrics.jsonl") if (runner.output_dir / name).exists()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.embodiments.spec import Embodiment
@@ -35,6 +36,18 @@ class Problem:
 
     message: str
 
+    not_given: bool = False
+    """Whether nothing was given rather than something wrong: a plan does without it and says so,
+    a run cannot start."""
+
+
+Input = Literal["weights", "data"]
+"""What a plan may have to do without: the weights a run starts from, or recordings with their
+statistics."""
+
+NOT_GIVEN = "(not given)"
+"""Stands for a path that the recipe leaves to the command line, while a run is planned."""
+
 
 def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[Problem]:
     """Yield a problem if a local path does not exist; hub ids are looked up later.
@@ -45,9 +58,28 @@ def missing_path(field: str, path: str, *, one_file: bool = False) -> Iterator[P
         one_file: Whether a file of a hub repository, ``owner/name/file.pth``, is allowed too.
     """
     known = is_hub_file(path) if one_file else False
+    if path == NOT_GIVEN:
+        yield Problem(field, "is needed: the folder of a LeRobot dataset", not_given=True)
+        return
     if not Path(path).expanduser().exists() and not known and not is_hub_id(path):
         form = "owner/name/file.pth" if one_file else "owner/name"
         yield Problem(field, f"{path} does not exist; give a local path or a hub id {form}")
+
+
+def on_the_hub(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
+    """Yield what the recipe takes from the hub, where its files are not looked at."""
+    model = config.model.model_dump()
+    given = {f"model.{name}": model[name] for name in model if name.endswith("_pretrained_path")}
+    given |= {
+        "model.model_path": config.model.model_path,
+        "distill.teacher_path": config.distill.teacher_path,
+    }
+    pairs = [*given.items(), *((s.field, path) for s in sources for path in s.paths)]
+    for field, path in pairs:
+        if path is not None and (is_hub_id(path) or is_hub_file(path)):
+            yield Problem(
+                field, f"{path} is on the hub, from where nothing is fetched", not_given=True
+            )  # fmt: skip
 
 
 def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
@@ -59,11 +91,6 @@ def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Prob
         robot = source.embodiment if source in acting else source.read_as
         if robot.state:
             yield from _statistics(config.model, source, robot)
-    yield from tiling_faults(sources)
-
-
-def tiling_faults(sources: list[SourcePlan]) -> Iterator[Problem]:
-    """Yield sources whose pictures do not fit into one batch with the first one's."""
     first = sources[0].embodiment
     for source in sources[1:]:
         robot = source.embodiment
@@ -110,7 +137,7 @@ def _episodes(source: SourcePlan, folder: Path) -> Iterator[Problem]:
 def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> Iterator[Problem]:
     plain = source.field == "data.train_data_paths"
     field = f"{'model' if plain else source.field}.metadata_json_path"
-    path = source.metadata
+    path = None if source.metadata == Path(NOT_GIVEN) else source.metadata
     if path is None and plain and model.model_path is not None:
         folder = beside(model.model_path)
         if not folder.exists():
@@ -121,6 +148,7 @@ def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> It
         yield Problem(
             field,
             f"is needed: make one with `dzrobot stats {source.embodiment.tag} --dataset PATH`",
+            not_given=True,
         )
         return
     try:
@@ -139,31 +167,25 @@ def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> It
 
 
 def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
-    """Yield where the recipe expects other relative actions than a robot of the run has."""
-    acting = [source for source in sources if source.recorded == "actions"] or sources
-    robots = {source.embodiment.tag: source.embodiment for source in acting}
-    measured = {tag: _relative_names(robot) for tag, robot in robots.items()}
-    tag = model.embodiment_tag if model.embodiment_tag in robots else next(iter(robots))
-    wanted = model.relative_action
-    # One robot with relative actions is enough for them, all are without where there are none.
-    if wanted is not None and wanted != any(measured.values()):
-        tags = [tag for tag, names in measured.items() if names] or list(measured)
+    """Yield where the recipe expects other relative actions than the robot has."""
+    robot = next(
+        (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
+        sources[0].embodiment,
+    )
+    names = {key.partition(".")[2] for key in robot.relative_keys}
+    if model.relative_action is not None and model.relative_action != bool(names):
         yield Problem(
             "model.relative_action",
-            f"is {wanted}, but {tags[0]} measures {preview(measured[tags[0]])} from the "
+            f"is {model.relative_action}, but {robot.tag} measures {preview(names)} from the "
             "state; the embodiment "
             "decides (Part.reference): drop this field or choose another embodiment",
         )
-    if model.relative_action_keys is not None and set(model.relative_action_keys) != measured[tag]:
+    if model.relative_action_keys is not None and set(model.relative_action_keys) != names:
         yield Problem(
             "model.relative_action_keys",
-            f"are {preview(model.relative_action_keys)}, {tag} has {preview(measured[tag])} "
+            f"are {preview(model.relative_action_keys)}, {robot.tag} has {preview(names)} "
             "(Part.reference)",
         )
-
-
-def _relative_names(robot: Embodiment) -> set[str]:
-    return {key.partition(".")[2] for key in robot.relative_keys}
 
 
 def mixture_faults(config: SFTConfig) -> Iterator[Problem]:
@@ -206,6 +228,7 @@ def weight_faults(model: ModelConfig) -> Iterator[Problem]:
             "model.model_path",
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of "
             f"{', '.join(origins)}",
+            not_given=not chosen,
         )
     if given and len(given) < len(parts):
         yield Problem(
@@ -255,7 +278,9 @@ def _architecture_origin(model: ModelConfig) -> Iterator[Problem]:
             yield Problem("model.preset", "and config_path both give the architecture; choose one")
     elif (model.preset is None) == (model.config_path is None):
         yield Problem(
-            "model.preset", "without model_path give either preset (5b, 14b) or config_path"
+            "model.preset",
+            "without model_path give either preset (5b, 14b) or config_path",
+            not_given=model.preset is None,
         )
     if model.config_path is not None and not model.config_path.is_file():
         yield Problem("model.config_path", f"no file {model.config_path}")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,15 @@ from dzrobot.configuration import RawConfig, load_config, place_of, read_config
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
-from dzrobot.training.recipes.architecture import run_embodiment
-from dzrobot.training.recipes.check import find_faults, folder_faults
-from dzrobot.training.recipes.check_inputs import known_network
+from dzrobot.training.recipes.architecture import run_embodiment, source_plans
+from dzrobot.training.recipes.check import start_faults
+from dzrobot.training.recipes.check_inputs import (
+    NOT_GIVEN,
+    Input,
+    Problem,
+    known_network,
+    on_the_hub,
+)
 from dzrobot.training.recipes.rlinf import translate
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
 
@@ -86,24 +93,37 @@ def load_recipe(name: str, overrides: Sequence[str], world_size: int) -> SFTConf
         UnknownNameError: There is no such recipe.
     """
     raw, config = read_recipe(name, overrides)
-    if faults := [*find_faults(config, world_size), *folder_faults(config.runner)]:
+    if faults := start_faults(config, world_size):
         raise raw.error([(fault.field, fault.message) for fault in faults])
     return config
 
 
-_PLACEHOLDER = "not-given"
-_NOT_NEEDED = (
-    "data.train_data_paths", "model.metadata_json_path", "model.model_path",
-    "model.tokenizer_path", "runner.resume_dir",
-)  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A recipe that can be planned."""
+
+    config: SFTConfig
+    network: NetworkConfig
+    """What it starts from."""
+
+    unread: tuple[Problem, ...]
+    """What was not given, or lies on the hub, and why it was not looked at."""
+
+    @property
+    def lacking(self) -> frozenset[Input]:
+        """Return which of a run's inputs cannot be opened for it."""
+        found: set[Input] = {
+            "data" if fault.field.startswith("data.") or "metadata" in fault.field else "weights"
+            for fault in self.unread
+        }
+        beside = any(plan.metadata is None for plan in source_plans(self.config))
+        return frozenset({*found, "data"} if "weights" in found and beside else found)
 
 
-def read_planned(
-    name: str, overrides: Sequence[str], devices: int
-) -> tuple[SFTConfig, NetworkConfig]:
-    """Return a recipe to plan with, and the network it starts from.
+def plan_recipe(name: str, overrides: Sequence[str], devices: int) -> PlannedRun:
+    """Return a recipe to plan with, refused for whatever :func:`load_recipe` refuses.
 
-    Recordings, weights and tokenizer need not exist: a plan does not read them.
+    Recordings, statistics, weights and tokenizer need not be given; what is given is checked.
 
     Args:
         name: Built-in recipe or YAML file.
@@ -114,34 +134,39 @@ def read_planned(
         ConfigError: The recipe cannot be run, or names no architecture.
         UnknownNameError: There is no such recipe.
     """
-    recipe = find_recipe(name)
-    written = read_config(recipe).values
-    _, config = read_recipe(name, [*_placeholders(written), *overrides])
-    faults = [
-        f"  {fault.field}: {fault.message}"
-        for fault in find_faults(config, devices)
-        if not fault.field.startswith(_NOT_NEEDED) and "_pretrained_path" not in fault.field
-    ]
-    if faults:
-        raise ConfigError("\n".join([f"{recipe} cannot be run:", *faults]))
+    written = read_config(find_recipe(name)).values
+    raw, config = read_recipe(name, [*_placeholders(written), *overrides])
+    found = start_faults(config, devices)
+    if faults := [fault for fault in found if not fault.not_given]:
+        raise raw.error([(fault.field, fault.message) for fault in faults])
     base = known_network(config.model)
     if base is None:
         raise ConfigError(
             "no architecture to plan with: give model.preset, or a model.model_path on this machine"
         )
-    return config, base
+    return PlannedRun(
+        config=config, network=base, unread=(*found, *on_the_hub(config, source_plans(config)))
+    )  # fmt: skip
+
+
+def read_planned(
+    name: str, overrides: Sequence[str], devices: int
+) -> tuple[SFTConfig, NetworkConfig]:
+    """Return configuration and network of :func:`plan_recipe`."""
+    planned = plan_recipe(name, overrides, devices)
+    return planned.config, planned.network
 
 
 def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield values for fields that a plan does not use, where the recipe leaves them out."""
+    """Yield values for paths that a recipe leaves to the command line."""
     data = values.get("data")
     sources = data.get("train_data_paths") if isinstance(data, dict) else None
     if sources is None:
-        yield f"data.train_data_paths={_PLACEHOLDER}"
+        yield f"data.train_data_paths={NOT_GIVEN}"
     for i, entry in enumerate(sources if isinstance(sources, list) else []):
         for name in ("dataset_path", "metadata_json_path"):
             if isinstance(entry, dict) and name not in entry:
-                yield f"data.train_data_paths.{i}.{name}={_PLACEHOLDER}"
+                yield f"data.train_data_paths.{i}.{name}={NOT_GIVEN}"
 
 
 Sections = dict[str, dict[str, Any]]

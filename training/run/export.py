@@ -42,8 +42,9 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     WeightSource,
 )
 from dzrobot.training.recipes.architecture import acting_plans, source_plans
-from dzrobot.training.run.build import TrainingComponents, tokenizer_path
+from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.checkpoint import SavedCheckpoint
+from dzrobot.training.run.opening import tokenizer_path
 from dzrobot.training.run.parallel import DTYPES
 from dzrobot.training.sft_config import CheckpointConfig
 

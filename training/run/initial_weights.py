@@ -122,6 +122,19 @@ def fill(
     Raises:
         CheckpointError: The weights are not those of the network.
     """
+    load_weights(network, starting_weights(network, initial, seed), setters)
+
+
+def starting_weights(
+    network: WorldActionModel, initial: InitialWeights, seed: int
+) -> WeightSource:  # fmt: skip
+    """Return the initial weights with the adapters and encoders that are new.
+
+    Args:
+        network: The network, with or without memory.
+        initial: What it starts from.
+        seed: What is new is drawn from it.
+    """
     shapes = {name: slot.shape for name, slot in slots(network).items()}
     adapters = {name: shape for name, shape in shapes.items() if is_adapter(name)}
     source = initial.source
@@ -130,7 +143,7 @@ def fill(
     new = {name for name in shapes if name.startswith(CONDITIONS)} - initial.source.tensors.keys()
     if new:
         source = UnionSource(sources=(source, NewConditions(network, frozenset(new), seed)))
-    load_weights(network, source, setters)
+    return source
 
 
 class NewAdapters(RandomInitSource):

@@ -40,8 +40,8 @@ from dzrobot.training.data import (
     TrainingData,
 )
 from dzrobot.training.data.lerobot import DatasetCatalog
-from dzrobot.training.run.build import last_episodes
 from dzrobot.training.run.encoder_cache import training_prompts
+from dzrobot.training.run.opening import last_episodes
 from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
