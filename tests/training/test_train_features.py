@@ -10,6 +10,7 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.run.build import build
 from dzrobot.training.run.encoder_cache import precompute_features
+from dzrobot.training.run.run_log import describe_batch
 from dzrobot.training.run.trainer import Trainer
 
 STEPS = 3
@@ -58,6 +59,8 @@ def test_stored_features_train_to_the_same_bits(root, tmp_path, solo, variant):
     train_worlds.checkpoint(world / "tiny", variant)
     live = trained(solo, world, tmp_path / "live", cached=False)
     stored = trained(solo, world, tmp_path / "stored", cached=True)
+    for run, said in ((live, "image (1, "), (stored, "first batch: images from the cache of")):
+        assert said in describe_batch(next(run.batches(1)))
     assert digest(stored) == digest(live)
     assert (
         stored.components.datasets.train[
