@@ -34,6 +34,7 @@ PARTS: Mapping[str, str] = {
     "cfg-devices": "gpu_checks:cfg_devices",
     "graph": "gpu_checks:graph",
     "fsdp": "gpu_checks:fsdp",
+    "recorded-blocks": "gpu_checks:recorded_blocks",
     "resume": "gpu_checks:resume",
     "kernels": "gpu_kernels:kernels",
     "loader": "gpu_speed:loader",
@@ -41,6 +42,8 @@ PARTS: Mapping[str, str] = {
     "chunks-14b": "gpu_speed:chunks_14b",
     "train-5b": "gpu_speed:train_5b",
     "train-14b-lora": "gpu_speed:train_14b_lora",
+    "train-graphs-5b": "gpu_speed:train_graphs_5b",
+    "train-graphs-14b": "gpu_speed:train_graphs_14b",
     "render": "gpu_speed:render",
 }
 """Part -> function, imported where it runs; in the order in which they run."""

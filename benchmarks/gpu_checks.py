@@ -26,6 +26,7 @@ from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
+from dzrobot.policies.dreamzero.network.recorded import recordable_devices
 from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
@@ -301,17 +302,38 @@ def fsdp(request: Request) -> Outcome:
     return found
 
 
-def _fsdp_errors(world: DistributedEnvironment, device: torch.device) -> dict[str, float]:
+def recorded_blocks(request: Request) -> Outcome:
+    """Compare training blocks that are launched as one with plain ones, under FSDP2."""
+    if request.device.type == "cpu":
+        recordable_devices.add("cpu")
+    world = init_distributed(request.device.type)
+    try:
+        errors = _fsdp_errors(world, request.device, cuda_graphs="blocks")
+    finally:
+        dist.destroy_process_group()
+    found = _compared(request, errors, limit(torch.float32), "recorded blocks against plain ones")
+    if request.device.type == "cpu" and found.status == "passed":
+        return Outcome("skipped", "right, and no GPU to record on")
+    return found
+
+
+def _fsdp_errors(
+    world: DistributedEnvironment, device: torch.device, **changes: str
+) -> dict[str, float]:
     plain = TimedNetwork(build("tiny", device, torch.float32), device, 1)
     laid = TimedNetwork(build("tiny", device, torch.float32), device, 1)
     parallel = ParallelConfig(
-        strategy="fsdp", param_dtype="fp32", activation_checkpointing="full", compile=False
-    )
+        strategy="fsdp", param_dtype="fp32", activation_checkpointing="full", compile=False,
+        **changes,
+    )  # fmt: skip
     parallelize(laid.model.model, laid.model.model.blocks, parallel, world)
     gradients = []
     for bench in (plain, laid):
-        with reading_outputs():
-            training_case(bench, _BATCH).step(TrainForm())
+        # The second step launches what the first one records.
+        for _ in range(2):
+            bench.model.model.zero_grad(set_to_none=True)
+            with reading_outputs():
+                training_case(bench, _BATCH).step(TrainForm())
         gradients.append(_gradients(bench.model.model))
     expected, actual = gradients
     missing = set(expected) ^ set(actual)

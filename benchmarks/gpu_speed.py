@@ -4,7 +4,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +13,19 @@ import torch.distributed as dist
 from chunks import episodes, random_network
 from gpu_parts import Outcome, Request, compute_dtype
 from train import attempt, measure
-from train_setup import Bench, device_bytes, make_bench, planned_cases, recorded_data
+from train_setup import (
+    Bench,
+    Case,
+    device_bytes,
+    graph_cases,
+    make_bench,
+    planned_cases,
+    recorded_data,
+)
 
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
+from dzrobot.policies.dreamzero.network.recorded import recordable_devices
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.bench.learning import loader_rates
@@ -45,17 +54,33 @@ def train_14b_lora(request: Request) -> Outcome:
     return _train(request, "14b")
 
 
-def _train(request: Request, variant: str) -> Outcome:
+def train_graphs_5b(request: Request) -> Outcome:
+    """Time small micro-batches of the 5B with and without recorded blocks."""
+    return _train(request, "5b", graph_cases)
+
+
+def train_graphs_14b(request: Request) -> Outcome:
+    """Time small micro-batches of the 14B with and without recorded blocks."""
+    return _train(request, "14b", graph_cases)
+
+
+def _train(
+    request: Request, variant: str,
+    choose: Callable[[Bench, float | None], tuple[list[Case], list[str]]] = planned_cases,
+) -> Outcome:  # fmt: skip
     world = init_distributed(request.device.type)
     try:
         bench = _bench(request, variant, world)
-        cases, refused = planned_cases(bench, device_bytes(request.device))
+        cases, refused = choose(bench, device_bytes(request.device))
         for reason in refused:
             request.record(f"does not fit, {reason.partition(':')[0]}", reason)
         if request.device.type == "cpu":
-            cases = [replace(case, compile=False) for case in cases]
-        # The largest once more, fed by workers: what the loader holds up is in it.
-        runs = [*((case, None) for case in cases), (cases[-1], _workers(request))]
+            recordable_devices.add("cpu")
+            cases = list(dict.fromkeys(replace(case, compile=False) for case in cases))
+        runs: list[tuple[Case, int | None]] = [(case, None) for case in cases]
+        if choose is planned_cases:
+            # The largest once more, fed by workers: what the loader holds up is in it.
+            runs.append((cases[-1], _workers(request)))
         failed = 0
         for case, workers in runs:
             name = case.name if workers is None else f"{case.name}, {workers} workers"

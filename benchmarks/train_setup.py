@@ -62,6 +62,7 @@ class Case:
     kept: int = 0
     lora: bool = False
     optimizer: bool = True
+    graphs: bool = False
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class Case:
         parts = [f"mbs {self.mbs}", f"AC {self.recompute}"]
         parts += [f"keep {self.kept}"] if self.kept else []
         parts += ["compile"] if self.compile else ["eager"]
+        parts += ["graphs"] if self.graphs else []
         parts += ["LoRA"] if self.lora else []
         parts += [] if self.optimizer else ["no Adam"]
         return ", ".join(parts)
@@ -98,7 +100,7 @@ class Bench:
 def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
     return ParallelConfig(
         param_dtype=bench.dtype, activation_checkpointing=case.recompute, compile=case.compile,
-        kept_blocks=case.kept,
+        kept_blocks=case.kept, cuda_graphs="blocks" if case.graphs else "none",
     )  # fmt: skip
 
 
@@ -174,6 +176,25 @@ def planned_cases(bench: Bench, memory: float | None) -> tuple[list[Case], list[
             fitting += [replace(largest, kept=kept)] if kept else []
             break
     return fitting, refused
+
+
+def graph_cases(bench: Bench, memory: float | None) -> tuple[list[Case], list[str]]:
+    """Return the two smallest cases in every form that ``parallel.cuda_graphs`` competes with."""
+    fitting, refused = planned_cases(bench, memory)
+    forms = [
+        replace(case, compile=compiled, graphs=graphs)
+        for case in [case for case in fitting if not case.kept][:2]
+        for compiled in (False, True)
+        for graphs in (False, True)
+    ]
+    cases = []
+    for case in forms:
+        needed = planned_bytes(bench, case)
+        if memory is None or needed <= memory:
+            cases.append(case)
+        else:
+            refused.append(f"{case.name}: {needed / GIB:.0f} of {memory / GIB:.0f} GiB")
+    return cases, refused
 
 
 def network_of(bench: Bench, case: Case) -> NetworkConfig:

@@ -354,6 +354,12 @@ class ParallelConfig(FrozenConfig):
     """Compile each transformer block, and what encodes images. The first step then takes minutes.
     ``auto``: on an accelerator; on a CPU it gains little."""
 
+    cuda_graphs: Literal["none", "blocks"] = "none"
+    """``blocks``: record each block's forward pass, and its recomputation and backward pass, as a
+    CUDA graph, and launch it as one: for micro-batches so small that launching takes longer than
+    computing. Blocks that keep their activations (``kept_blocks``) are not recorded. Not measured
+    yet; see the guide on speed."""
+
     kept_blocks: NonNegative = 0
     """Last blocks that keep their activations even so, to use memory that is left."""
 

@@ -28,9 +28,10 @@ ROOT = Path(__file__).parents[2]
 PARTS = {
     "devices": "skipped", "goldens-fp32": "passed", "goldens-bf16": "passed", "packed": "passed",
     "offload": "passed", "quantized": "skipped", "cfg-devices": "skipped", "graph": "skipped",
-    "fsdp": "skipped", "resume": "passed", "kernels": "skipped", "loader": "measured",
-    "chunks-5b": "measured", "chunks-14b": "measured", "train-5b": "measured",
-    "train-14b-lora": "measured", "render": "skipped",
+    "fsdp": "skipped", "recorded-blocks": "skipped", "resume": "passed", "kernels": "skipped",
+    "loader": "measured", "chunks-5b": "measured", "chunks-14b": "measured",
+    "train-5b": "measured", "train-14b-lora": "measured", "train-graphs-5b": "measured",
+    "train-graphs-14b": "measured", "render": "skipped",
 }  # fmt: skip
 """What a processor can show; `compiled` takes it minutes, and other tests compile blocks."""
 
@@ -265,7 +266,10 @@ def test_all_parts_on_a_processor(goldens, tmp_path):
     figures = {(line["part"], line["name"]): line["value"] for line in lines if "name" in line}
     assert figures["train-5b", "mbs 2, AC full, keep 1, eager, samples_s"] > 0
     assert figures["chunks-14b", "graphs, frame 7, p95 ms"] > 0
-    assert figures["fsdp", "all gradients"] <= 1e-4
+    for part in ("fsdp", "recorded-blocks"):
+        assert figures[part, "all gradients"] <= 1e-4
+    for form in ("eager", "eager, graphs"):
+        assert figures["train-graphs-5b", f"mbs 1, AC full, {form}, samples_s"] > 0
 
     # The same command again runs nothing that is done; --again does.
     _, said, same = run(output, *words, "--parts", "packed,goldens-bf16")

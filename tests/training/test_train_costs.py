@@ -28,6 +28,7 @@ from dzrobot.training.cost.memory import (
     GIB,
     Setup,
     activation_bytes,
+    block_activations,
     count_parameters,
     plan_memory,
 )
@@ -257,6 +258,12 @@ def test_only_an_accelerator_compiles_unasked(train_root, device_bytes, compiles
     for asked, settled in (("auto", compiles), (True, True), (False, False)):
         config = train_worlds.config(train_root, parallel__compile=asked)
         assert settle(config, base, 1, device_bytes).parallel.compile is settled
+
+
+def test_what_recorded_blocks_hold_is_counted(counts):
+    setup = big(8)
+    more = planned(setup, counts, cuda_graphs="blocks") - planned(setup, counts)
+    assert more == pytest.approx(1.03 * (4 * counts.block + block_activations(setup)))
 
 
 def test_accumulation_that_does_not_fit_is_named(counts):

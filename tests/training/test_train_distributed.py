@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 WEIGHTS_DIFFER = 1e-5
 """Largest relative difference of what six steps change, between orders of sums."""
 
-MORE_LAYOUTS = ("w2-ddp", "w2-selective", "w2-mbs2", "w2-full", "w2-offload")
+MORE_LAYOUTS = ("w2-ddp", "w2-selective", "w2-mbs2", "w2-full", "w2-offload", "w2-graphs")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_layouts_give_the_gradients_of_one_process(long_pair, alone, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["selective", "full", "graphs"])
 def test_recompute_changes_no_bit(pair, long_pair, mode):
     plain = torch.load(pair.output / "w2-fsdp.pt")
     recomputed = torch.load(long_pair.output / f"w2-{mode}.pt")

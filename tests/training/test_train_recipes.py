@@ -138,6 +138,9 @@ WRONG = {
         {"parallel__enable_gradient_accumulation": "replicas"},
         ("'replicas' on strategy 'fsdp'", "choose auto, true or false"),
     ),
+    "parallel.cuda_graphs": (
+        {"parallel__cuda_graphs": "blocks"}, ("together with their recomputation", "'none'"),
+    ),
     "parallel.kept_blocks": (
         {"parallel__kept_blocks": 1}, ("activation_checkpointing is 'none'",),
     ),

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import train_worlds
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dzrobot.policies.dreamzero.network import recorded
 from dzrobot.training.run import evaluation
 from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import choose_checkpoint, training_state
@@ -79,6 +80,10 @@ def more_gradients(world, root, output):
         ("mbs2", {"runner__micro_batch_size": 2}),
         ("full", {"parallel__activation_checkpointing": "full"}),
         ("offload", {"parallel__cpu_offload": True}),
+        (
+            "graphs",
+            {"parallel__activation_checkpointing": "full", "parallel__cuda_graphs": "blocks"},
+        ),
     ):
         save_gradients(world, output, f"{size}-{name}", trainer(world, root, **changes))
     return {}
@@ -507,6 +512,7 @@ SCENARIOS = {
 
 def main(root, output, names):
     world = init_distributed("cpu")
+    recorded.recordable_devices.add("cpu")
     for name in names:
         start = time.monotonic()
         result = SCENARIOS[name](world, root, output)

@@ -177,6 +177,7 @@ def _numel(module: nn.Module) -> int:
 def plan_memory(setup: Setup, counts: Counts) -> MemoryPlan:
     """Return what one device holds at the worst moment of a step, item by item."""
     items = [*_states(setup, counts), *_gathered(setup, counts), *_encoders(setup, counts)]
+    items += _recorded(setup, counts)
     # Encoders run before the transformer keeps anything: the two never add up.
     moments = {
         "activations": activation_bytes(setup),
@@ -243,6 +244,15 @@ def _gathered(setup: Setup, counts: Counts) -> Iterator[Item]:
     reduced = reduced_bytes(setup)
     share = counts.trained / (counts.trained + counts.frozen)
     yield Item("gradients of two blocks in flight", share * counts.block * (2 * width + reduced))
+
+
+def _recorded(setup: Setup, counts: Counts) -> Iterator[Item]:
+    if setup.parallel.cuda_graphs == "none":
+        return
+    # A block's weights and gradients where recorded work reads and writes them, and what it keeps
+    # for its backward pass: the memory of a recording is not used for anything else.
+    weights = 2 * compute_bytes(setup) * counts.block
+    yield Item("one block in CUDA graphs", weights + block_activations(setup))
 
 
 def _kept_gathered(setup: Setup, counts: Counts) -> float:

@@ -35,6 +35,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_schedule(config),
         *_layout(config, world_size),
         *_copies(config.parallel),
+        *_recorded(config),
         *weight_faults(config.model),
         *adapter_faults(config.model),
         *_evaluation(config),
@@ -180,6 +181,28 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         )
     if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
         yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
+
+
+def _recorded(config: SFTConfig) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.cuda_graphs == "none":
+        return
+    if parallel.activation_checkpointing != "full":
+        yield Problem(
+            "parallel.cuda_graphs",
+            "'blocks' records blocks together with their recomputation, and "
+            f"activation_checkpointing is {parallel.activation_checkpointing!r}: choose full, or "
+            "none of both",
+        )
+    for name, is_used in (
+        ("parallel.float8", parallel.float8),
+        ("model.lora_base", config.model.lora_base != "full"),
+    ):
+        if is_used:
+            yield Problem(
+                "parallel.cuda_graphs",
+                f"'blocks' copies weights of plain dtypes; leave it or {name} out",
+            )
 
 
 def _copies(parallel: ParallelConfig) -> Iterator[Problem]:

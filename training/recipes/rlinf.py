@@ -30,6 +30,12 @@ RENAMED: Mapping[str, str] = {
     "actor.global_batch_size": "runner.global_batch_size",
     "actor.seed": "runner.seed",
     "actor.enable_gradient_accumulation": "parallel.enable_gradient_accumulation",
+    "actor.enable_cuda_graph": "parallel.cuda_graphs",
+    "actor.enable_torch_compile": "parallel.compile",
+    "model.enable_cuda_graph": "parallel.cuda_graphs",
+    "model.enable_torch_compile": "parallel.compile",
+    "parallel.cuda_graph": "parallel.cuda_graphs",
+    "parallel.enable_cuda_graph": "parallel.cuda_graphs",
     "train_backend": "parallel.strategy",
     "parallel.train_backend": "parallel.strategy",
     "parallel.sharding_strategy": "parallel.strategy",
@@ -63,6 +69,10 @@ VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
     "parallel.activation_checkpointing": {
         True: {"parallel.activation_checkpointing": "full"},
         False: {"parallel.activation_checkpointing": "none"},
+    },
+    "parallel.cuda_graphs": {
+        True: {"parallel.cuda_graphs": "blocks"},
+        False: {"parallel.cuda_graphs": "none"},
     },
     "parallel.param_dtype": {
         "bfloat16": {"parallel.param_dtype": "bf16"},

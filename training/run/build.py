@@ -223,7 +223,12 @@ def place_teacher(
     ).model  # fmt: skip
     dit.requires_grad_(requires_grad=False).to(DTYPES[config.parallel.param_dtype])
     layout = config.parallel.model_copy(
-        update={"activation_checkpointing": "none", "kept_blocks": 0, "float8": False}
+        update={
+            "activation_checkpointing": "none",
+            "kept_blocks": 0,
+            "float8": False,
+            "cuda_graphs": "none",
+        }
     )
     parallelize(dit, dit.blocks, layout, world)
     dit.to_empty(device="cpu" if layout.cpu_offload else world.device)

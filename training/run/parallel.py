@@ -35,6 +35,11 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.recorded import (
+    RecordedBlock,
+    RecordedBlocks,
+    recordable_devices,
+)
 from dzrobot.policies.dreamzero.quantize import multiplies_fp8
 from dzrobot.process import end_with_launcher
 from dzrobot.training.sft_config import ParallelConfig, SFTConfig
@@ -169,9 +174,13 @@ def parallelize(
     mesh = build_mesh(config, world)
     if config.float8:
         use_float8(blocks, world.device)
-    checkpoint_activations(blocks, config)
+    if config.cuda_graphs == "blocks":
+        record_blocks(blocks, config, world.device)
+    else:
+        checkpoint_activations(blocks, config)
     if config.compile:
-        compile_blocks(blocks)
+        # What is recorded is what a block's compiled code launches.
+        compile_blocks(one.block if isinstance(one, RecordedBlock) else one for one in blocks)
     shard(network, list(blocks), config, mesh)
     return mesh
 
@@ -249,6 +258,22 @@ def checkpoint_activations(blocks: nn.ModuleList, config: ParallelConfig) -> Non
     for i in range(len(blocks) - config.kept_blocks):
         # No dropout and no draws inside a block, so there is no random state to restore.
         blocks[i] = checkpoint_wrapper(blocks[i], preserve_rng_state=False, **extra)
+
+
+def record_blocks(blocks: nn.ModuleList, config: ParallelConfig, device: torch.device) -> None:
+    """Let each block that keeps no activations run by a recording, which recomputes it.
+
+    Raises:
+        ConfigError: ``device`` records nothing.
+    """
+    if device.type not in recordable_devices:
+        raise ConfigError(
+            "parallel.cuda_graphs='blocks' records what a GPU is given to do, and this run is on "
+            f"{device.type}; leave it out"
+        )
+    recorded = RecordedBlocks(device)
+    for i in range(len(blocks) - config.kept_blocks):
+        blocks[i] = RecordedBlock(blocks[i], recorded)
 
 
 def _expensive_ops() -> frozenset[Any]:

@@ -148,8 +148,8 @@ def describe(components: TrainingComponents, step: int) -> str:
         components.datasets.train.report(),
         f"processes {world.size} on {world.device.type}, strategy {parallel.strategy}, weights "
         f"{parallel.param_dtype}, reduce {parallel.reduce_dtype}, activation checkpointing "
-        f"{parallel.activation_checkpointing}, compile {parallel.compile}, offload "
-        f"{parallel.cpu_offload}",
+        f"{parallel.activation_checkpointing}, compile {parallel.compile}, CUDA graphs "
+        f"{parallel.cuda_graphs}, offload {parallel.cpu_offload}",
         f"global batch {runner.global_batch_size} = {runner.micro_batch_size} x {world.size} "
         f"processes x {parts} accumulated; steps {step} to {runner.max_steps}",
         describe_accumulation(parts, parallel.enable_gradient_accumulation),

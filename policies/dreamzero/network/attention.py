@@ -81,12 +81,14 @@ def train_attention(
     groups = tuple(group for group in pattern.groups if group.queries[0].start >= first)
     spans = [span for group in groups for span in group.queries]
     order = sorted(range(len(spans)), key=lambda number: spans[number])
-    masks = tuple(_seen(group, hides_video_B, device) for group in groups)
+    masks = tuple(_mask(group, hides_video_B, device) for group in groups)
     return PackedAttention(groups, runs, first, tuple(order), masks)
 
 
-def _seen(group: Group, hides_video_B: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return the mask (B, 1, 1, keys) of a group; None where all samples see all of its keys."""
+def _mask(group: Group, hides_video_B: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return the mask of a group, (queries, keys) or (B, 1, 1, keys); None: all keys are seen."""
+    if group.causal:
+        return group_mask(group).to(device)
     if group.video is None or hides_video_B is None:
         return None
     return ~(hides_video_B[:, None, None, None] & hidden_keys(group, device))
@@ -118,7 +120,8 @@ class PackedAttention:
     """For each span of queries in the sequence, its number among the spans of all groups."""
 
     masks: tuple[Tensor | None, ...]
-    """For each group which keys a sample sees, (B, 1, 1, keys); None: all."""
+    """For each group which keys are seen, (queries, keys) or of each sample (B, 1, 1, keys); None:
+    all."""
 
     def __call__(self, q_BQHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor) -> Tensor:
         """Return the attended values (B, Q, H, K)."""
@@ -134,8 +137,6 @@ class PackedAttention:
         if group.queries == group.keys and len(group.keys[0]) == 1:
             # A softmax over one key is one: a lone state token gets its own value.
             return v_BLHK[:, group.keys[0].slice]
-        if group.causal:
-            mask = group_mask(group).to(q_BQHK.device)
         return attend(
             _take(q_BQHK, group.queries, -self.first_query),
             _take(k_BLHK, group.keys),

@@ -1,4 +1,4 @@
-"""Work of a GPU that is recorded once and then launched as one.
+"""Work of a GPU that is recorded once and then launched as one: when acting, and in training.
 
 A chunk is thousands of small kernels, and a processor launches them more slowly than a fast GPU
 runs them. Every place of the memory's window has shapes of its own, so each is recorded by itself,
@@ -7,7 +7,6 @@ copied there, and the keys and values of the session whose turn it is.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,47 +28,32 @@ class _Recorded(NamedTuple):
     replay: Callable[[], object]
 
 
-@dataclass(eq=False)
-class Graphs:
-    """The recorded work of one transformer's device. For one call at a time, as a policy's."""
+class Recorder:
+    """The recorded work of one device. For one call at a time."""
 
-    dit: CausalDiT
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._recorded: dict[Hashable, _Recorded] = {}
-        self._contexts: dict[Hashable, list[ContextKV]] = {}
-        self._newest: Sequence[ContextKV] | None = None
-        self._cache: KVCache | None = None
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
         # Torch's own stream for recording is one per process, on the device that records first:
         # from any other device nothing would be recorded.
         self._stream = (
-            torch.cuda.Stream(self.dit.device)  # type: ignore[no-untyped-call]
+            torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             if self._on_gpu
             else None
         )
 
     @property
     def _on_gpu(self) -> bool:
-        return self.dit.device.type == "cuda"
-
-    def cache(self, rows: int, frames: int) -> KVCache:
-        """Return where recorded work finds the past: the same one each time, emptied."""
-        kept = self._cache
-        if kept is None or kept.rows != rows or not kept.fits(self.dit.config, frames):
-            # What was recorded before reads the old one.
-            self._recorded.clear()
-            kept = self._cache = self.dit.new_cache(rows, frames)
-        kept.length = 0
-        return kept
+        return self.device.type == "cuda"
 
     def run(self, key: Hashable, work: Callable[[_In], _Out], given: _In) -> _Out:
         """Return what ``work`` makes of ``given``, both dataclasses or tuples of tensors.
 
         Args:
             key: All that ``work`` depends on besides the numbers and shapes in ``given``.
-            work: Reads the past from :meth:`cache`, and nothing else that changes; no number of the
-                device may be read by the host.
+            work: Reads ``given``, else only what stays where it is; no number of the device may be
+                read by the host.
             given: Its inputs, on the device.
         """
         tensors = tensors_of(given)
@@ -83,6 +67,41 @@ class Graphs:
         # The caller keeps what it got while the next work writes to the same place.
         outputs: _Out = map_tensors(Tensor.clone, found.outputs)
         return outputs
+
+    def _record(self, work: Callable[[_In], _Out], own: _In) -> _Recorded:
+        # Libraries choose and allocate in a first run, which is not recorded.
+        outputs = work(own)
+        if not self._on_gpu:
+            return _Recorded(tensors_of(own), outputs, _repeated(work, own, outputs))
+        graph = torch.cuda.CUDAGraph()
+        # What other threads, as those of a server, ask of a GPU meanwhile is none of its business.
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with torch.cuda.device(self.device), recording:
+            outputs = work(own)
+        return _Recorded(tensors_of(own), outputs, graph.replay)
+
+
+class Graphs(Recorder):
+    """The recorded work of one transformer's device. For one call at a time, as a policy's."""
+
+    def __init__(self, dit: CausalDiT) -> None:
+        super().__init__(dit.device)
+        self.dit = dit
+        self._contexts: dict[Hashable, list[ContextKV]] = {}
+        self._newest: Sequence[ContextKV] | None = None
+        self._cache: KVCache | None = None
+
+    def cache(self, rows: int, frames: int) -> KVCache:
+        """Return where recorded work finds the past: the same one each time, emptied."""
+        kept = self._cache
+        if kept is None or kept.rows != rows or not kept.fits(self.dit.config, frames):
+            # What was recorded before reads the old one.
+            self._recorded.clear()
+            kept = self._cache = self.dit.new_cache(rows, frames)
+        kept.length = 0
+        return kept
 
     def step(
         self, inputs: StepInputs, cache: KVCache, contexts: Sequence[ContextKV]
@@ -106,20 +125,6 @@ class Graphs:
             torch._foreach_copy_(tensors_of(tuple(kept)), tensors)
         self._newest = contexts
         return kept
-
-    def _record(self, work: Callable[[_In], _Out], own: _In) -> _Recorded:
-        # Libraries choose and allocate in a first run, which is not recorded.
-        outputs = work(own)
-        if not self._on_gpu:
-            return _Recorded(tensors_of(own), outputs, _repeated(work, own, outputs))
-        graph = torch.cuda.CUDAGraph()
-        # What other threads, as those of a server, ask of a GPU meanwhile is none of its business.
-        recording = torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        )
-        with torch.cuda.device(self.dit.device), recording:
-            outputs = work(own)
-        return _Recorded(tensors_of(own), outputs, graph.replay)
 
 
 def _repeated(work: Callable[[_In], _Out], own: _In, outputs: _Out) -> Callable[[], object]:

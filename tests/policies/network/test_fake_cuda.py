@@ -11,7 +11,14 @@ from rehearsal.operators import OperatorCounter
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
+from dzrobot.policies.dreamzero.network.attention import train_attention
 from dzrobot.policies.dreamzero.network.generate import predict
+<<<<<<< HEAD
+=======
+from dzrobot.policies.dreamzero.network.lanes import lanes_of
+from dzrobot.policies.dreamzero.network.layers import Block, Conditioning, Context, Rope
+from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
+>>>>>>> 60d24ac (Training blocks can be launched as one: parallel.cuda_graphs=blocks)
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
@@ -58,6 +65,49 @@ def test_chunks_mix_no_devices_and_make_the_host_wait_for_none(name):
                 assert counter.misplaced == {}
                 # Tables of a new place are sent once; from then on nothing waits.
                 assert turn == 0 or not any(sent.is_blocking for sent in counter.uploads)
+
+
+@pytest.mark.parametrize("name", ["5b", "14b"])
+@pytest.mark.parametrize("noisy_only", [False, True])
+def test_a_training_block_is_one_graph(name, noisy_only):
+    """At the true width: traced as a whole, and nothing of it makes the host wait for a GPU."""
+    dit, graphs = cut(name).dit, []
+    layout = TokenLayout(
+        frames=9, rows=5, columns=10, actions=4 * dit.num_action_per_block, states=4,
+        block_frames=2, block_actions=dit.num_action_per_block, block_states=1, clean_frames=7,
+    )  # fmt: skip
+    pattern = AttentionPattern(layout, dit.max_chunk_size)
+
+    def inputs(device):
+        def made(*shape, dtype=torch.bfloat16):
+            return torch.empty(1, *shape, dtype=dtype, device=device)
+
+        attention = train_attention(
+            pattern, "packed", torch.device(device), noisy_only=noisy_only,
+            hides_video_B=made(dtype=torch.bool) if name == "5b" else None,
+        )  # fmt: skip
+        groups = sum(count for count, _ in attention.runs)
+        angles = made(layout.length, 1, dit.head_dim // 2, dtype=torch.float32)[0]
+        context = Context(made(128, dit.dim), made(257, dit.dim), made(128))
+        given = Conditioning(made(groups, 6, dit.dim), Rope(angles, angles), context)
+        return made(layout.length, dit.dim), given, attention
+
+    def keep(graph, given):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        with torch.device("meta"):
+            block = Block(dit).to(torch.bfloat16)
+        shape = torch.compile(block, fullgraph=True, dynamic=False, backend=keep)(*inputs("meta"))
+        assert len(graphs) == 1
+        with fake_cuda(), counted() as counter:
+            weights = {k: torch.empty_like(w, device=CUDA) for k, w in block.named_parameters()}
+            made = torch.func.functional_call(block, weights, inputs(CUDA))
+    assert made.shape == shape.shape
+    assert counter.misplaced == {}
+    assert not any(sent.is_blocking for sent in counter.uploads)
 
 
 def batch_of(config, size=2):
