@@ -13,12 +13,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.network.attention import train_attention
 from dzrobot.policies.dreamzero.network.generate import predict
-<<<<<<< HEAD
-=======
-from dzrobot.policies.dreamzero.network.lanes import lanes_of
 from dzrobot.policies.dreamzero.network.layers import Block, Conditioning, Context, Rope
 from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
->>>>>>> 60d24ac (Training blocks can be launched as one: parallel.cuda_graphs=blocks)
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
