@@ -44,7 +44,7 @@ class _Call:
 
     block: nn.Module
     names: tuple[str, ...]
-    """Of the weights."""
+    """Names of the weights."""
 
     attention: PackedAttention
     kind: int
