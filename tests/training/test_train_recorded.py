@@ -10,14 +10,14 @@ import train_worker
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network import attention, recorded
-from dzrobot.policies.dreamzero.network.graphs import Recorder
+from dzrobot.policies.dreamzero.network.graphs import GraphRecorder
 from dzrobot.training.run.evaluation import evaluate_open_loop
 
 RECOMPUTED = {"parallel__activation_checkpointing": "full"}
 RECORDED = {**RECOMPUTED, "parallel__cuda_graphs": "blocks"}
 
 
-class Forgetful(Recorder):
+class Forgetful(GraphRecorder):
     """Loses all that it has read and written as soon as it has handed its results out."""
 
     turns: list
@@ -40,7 +40,7 @@ class Forgetful(Recorder):
 def recording(monkeypatch):
     """Let a processor record."""
     monkeypatch.setattr("dzrobot.training.run.parallel.recordable_devices", {"cpu"})
-    monkeypatch.setattr(recorded, "Recorder", Forgetful)
+    monkeypatch.setattr(recorded, "GraphRecorder", Forgetful)
     # A processor attends bfloat16 by other operators where there are gradients.
     monkeypatch.setattr(attention, "plain_devices", set())
 

@@ -28,7 +28,7 @@ class _Recorded(NamedTuple):
     replay: Callable[[], object]
 
 
-class Recorder:
+class GraphRecorder:
     """The recorded work of one device. For one call at a time."""
 
     def __init__(self, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class Recorder:
         return _Recorded(tensors_of(own), outputs, graph.replay)
 
 
-class Graphs(Recorder):
+class Graphs(GraphRecorder):
     """The recorded work of one transformer's device. For one call at a time, as a policy's."""
 
     def __init__(self, dit: CausalDiT) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Activati
 from torch.func import functional_call
 
 from dzrobot.policies.dreamzero.network.attention import PackedAttention
-from dzrobot.policies.dreamzero.network.graphs import Recorder
+from dzrobot.policies.dreamzero.network.graphs import GraphRecorder
 from dzrobot.policies.dreamzero.network.layers import Conditioning
 from dzrobot.policies.dreamzero.network.session import map_tensors, tensors_of
 
@@ -93,7 +93,7 @@ class RecordedBlocks:
     """The recorded work of all blocks of one network."""
 
     def __init__(self, device: torch.device) -> None:
-        self.recorder = Recorder(device)
+        self.recorder = GraphRecorder(device)
         self._weights: list[Tensor] = []
         """Where recorded work reads the weights of the block whose turn it is."""
 
