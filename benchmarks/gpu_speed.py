@@ -25,7 +25,7 @@ from train_setup import (
 
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
-from dzrobot.policies.dreamzero.network.recorded import recordable_devices
+from dzrobot.policies.dreamzero.network.recorded_blocks import recordable_devices
 from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.bench.learning import loader_rates

@@ -9,7 +9,8 @@ import torch
 import train_worker
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network import attention, recorded
+from dzrobot.policies.dreamzero.network import attention
+from dzrobot.policies.dreamzero.network import recorded_blocks as recorded
 from dzrobot.policies.dreamzero.network.graphs import GraphRecorder
 from dzrobot.training.run.evaluation import evaluate_open_loop
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import train_worlds
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dzrobot.policies.dreamzero.network import recorded
+from dzrobot.policies.dreamzero.network import recorded_blocks as recorded
 from dzrobot.training.run import evaluation
 from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import choose_checkpoint, training_state

@@ -35,7 +35,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
-from dzrobot.policies.dreamzero.network.recorded import (
+from dzrobot.policies.dreamzero.network.recorded_blocks import (
     RecordedBlock,
     RecordedBlocks,
     recordable_devices,
