@@ -178,6 +178,13 @@ class ErrorCapture:
         self.failure: EpisodeError | None = None
         self._passes = passes
 
+    @property
+    def raised(self) -> EpisodeError:
+        """Return what was raised, after a block that returns unless something is."""
+        if self.failure is None:
+            raise RuntimeError("nothing was raised: ask for what is kept in `failure`")
+        return self.failure
+
     def __enter__(self) -> Self:
         return self
 

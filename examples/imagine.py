@@ -32,7 +32,7 @@ from dzrobot.policies.dreamzero.bundled import (
     default_checkpoint,
 )
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.footage import tiled
+from dzrobot.rollout.predictions import tiled
 
 FRAME_MS = 100
 SCALE = 3

@@ -10,29 +10,36 @@ if __name__ != "dzrobot.policies":
     )
 
 if TYPE_CHECKING:
-    from dzrobot.policies.base import BatchPolicy, Policy
+    from dzrobot.policies.base import Abilities, Ask, Plan, Policy
     from dzrobot.policies.dreamzero.bundled import default_checkpoint
     from dzrobot.policies.dreamzero.options import PolicyOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
     from dzrobot.policies.serving.remote_policy import RemotePolicy
+    from dzrobot.policies.wrapping import Wrapper
 
 __all__ = [
-    "BatchPolicy",
+    "Abilities",
+    "Ask",
     "DreamZeroPolicy",
+    "Plan",
     "Policy",
     "PolicyOptions",
     "RemotePolicy",
+    "Wrapper",
     "default_checkpoint",
 ]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "BatchPolicy": "dzrobot.policies.base",
+        "Abilities": "dzrobot.policies.base",
+        "Ask": "dzrobot.policies.base",
         "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
+        "Plan": "dzrobot.policies.base",
         "Policy": "dzrobot.policies.base",
         "PolicyOptions": "dzrobot.policies.dreamzero.options",
         "RemotePolicy": "dzrobot.policies.serving.remote_policy",
+        "Wrapper": "dzrobot.policies.wrapping",
         "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
     },
 )

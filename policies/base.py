@@ -1,21 +1,24 @@
-"""What a policy is: observation in, action out, one session per concurrent episode."""
+"""What a policy is: observations in, actions or whole plans out, a session per episode."""
 
 import logging
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, History, Part
-from dzrobot.errors import ConfigError, ErrorCapture, ModalityError, SessionError
+from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.errors import ConfigError, ErrorCapture, ModalityError, SessionError, preview
 from dzrobot.modality.window import Observation
 
 _log = logging.getLogger(__name__)
 
 Action = NDArray[np.float32]
+Image = NDArray[np.uint8]
 
 Observations = Sequence[Observation] | Mapping[str, Any]
 """One observation for each session, or a vector environment's: arrays with a leading axis over its
@@ -23,108 +26,10 @@ environments, and a sequence of instructions."""
 
 DEFAULT_SESSION = "default"
 
-
-@runtime_checkable
-class Policy(Protocol):
-    """Chooses one action per observation; chunking and history are its own business."""
-
-    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return the action (A,) float32, in physical units, for one step of ``session``.
-
-        Args:
-            obs: What the robot sees: images (H, W, 3) uint8, states (D,) float32, the text.
-            session: Which episode it belongs to.
-        """
-        ...
-
-    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
-        """Start a new episode in ``session``; nothing of the one before survives.
-
-        A policy that also has ``end_all()`` ends all sessions with it, see :func:`end_all`.
-
-        Args:
-            session: Name of the session; other sessions are not affected.
-            episode: Number that keyed noise depends on; counted up by itself when None.
-        """
-        ...
-
-
-@runtime_checkable
-class _EndsAll(Protocol):
-    def end_all(self) -> None: ...
-
-
-def end_all(policy: Policy | None) -> None:
-    """End all sessions of ``policy``, if there is one, at the end of a run.
-
-    A class without a method ``end_all`` gets ``reset()`` instead, which ended all sessions in
-    earlier versions. What it raises is logged: no result depends on it.
-    """
-    if policy is None:
-        return
-    with ErrorCapture() as caught:
-        if isinstance(policy, _EndsAll) and callable(policy.end_all):
-            policy.end_all()
-        else:
-            policy.reset()
-    if caught.failure is not None:
-        _log.warning("the policy's sessions were not ended: %s", caught.failure.error)
-
-
-@runtime_checkable
-class BatchPolicy(Policy, Protocol):
-    """A policy that serves several sessions in one call."""
-
-    def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
-        """Return one action (A,) float32 for each session.
-
-        Args:
-            observations: One for each session, or those of a vector environment.
-            sessions: Names, which must all differ.
-        """
-        ...
-
-
-@runtime_checkable
-class PlanningPolicy(Policy, Protocol):
-    """A policy that hands out whole plans, and can be served to clients that execute them."""
-
-    embodiment: Embodiment
-
-    @property
-    def history(self) -> History:
-        """Return which frames of the past the policy is to be shown."""
-        ...
-
-    def infer_batch(
-        self, observations: Observations, sessions: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Return ``actions`` (H, A) float32 and ``timing`` in milliseconds for each session.
-
-        Everything is checked before anything changes: an error leaves all sessions as they were.
-        """
-        ...
-
-    def evict(self, session: str) -> None:
-        """End ``session`` and free its memory."""
-        ...
-
-    def stage(self, session: str) -> int:
-        """Return where in its episode a session stands; those of one stage share a call."""
-        ...
-
-    def footprint(self, session: str) -> "Footprint":
-        """Return the memory that an open session takes, and what is left."""
-        ...
-
-
-@runtime_checkable
-class ChunkedPolicy(Policy, Protocol):
-    """A policy that knows beforehand whether it will have to plan."""
-
-    def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
-        """Return whether the next action of ``session``, which has been reset, takes a plan."""
-        ...
+When = Literal["acting", "planning", "moving"]
+"""What an observation is for. ``acting``: it is given to :meth:`Policy.act`, which plans when no
+action is left. Where the caller asks for plans, ``planning``: one may be asked for from it;
+``moving``: none is, the robot goes on with the one before."""
 
 
 @dataclass(kw_only=True)
@@ -143,32 +48,6 @@ class PlanningTotals:
         self.seconds += seconds
         self.plans += plans
         self.calls += calls
-
-
-@runtime_checkable
-class MeasuredPolicy(Policy, Protocol):
-    """A policy that knows how much time it has taken."""
-
-    planning: PlanningTotals
-
-
-@runtime_checkable
-class SelectivePolicy(Policy, Protocol):
-    """A policy that knows beforehand whose images it will look at.
-
-    Where it says that it will not, an environment may leave all images of that observation out. An
-    observation without images, where they are looked at, is refused like any that does not fit.
-    """
-
-    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
-        """Return whether the images of the next observation are looked at, then or later.
-
-        Args:
-            session: Which episode; it has been reset.
-            asked: Whether a plan may be requested from that observation, where somebody else
-                decides it, see :class:`AsyncPolicy`. None: the policy plans when it acts.
-        """
-        ...
 
 
 Method = Literal["guided", "trained"]
@@ -217,71 +96,310 @@ class Plan:
     timing: Mapping[str, float]
     """Where the time went, in milliseconds."""
 
+    @classmethod
+    def of(cls, actions: NDArray[np.float32], timing: Mapping[str, float] | None = None) -> Self:
+        """Return a plan of which nothing but the actions (H, A) is known, and perhaps times."""
+        return cls(actions=actions, targets=actions, normalized=actions, timing=timing or {})
 
-@runtime_checkable
-class AsyncPolicy(Policy, Protocol):
-    """A policy that makes a plan while the robot executes the one before.
 
-    :meth:`observe` is called at every step of the robot, also while another thread is in
-    :meth:`result`. A request is made of what was observed until then, and nothing later.
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Memory of the device that a policy's network runs on, in bytes."""
+
+    session: int
+    """Of one session."""
+
+    free: int
+    """Still free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What a policy can do beyond choosing an action."""
+
+    plans: bool = False
+    """Whether it makes whole plans, also while the robot executes the one before."""
+
+    batches: bool = False
+    """Whether several sessions can share a call."""
+
+    serves: bool = False
+    """Whether it can be served to clients that execute its plans themselves."""
+
+    continues: Mapping[Method, int] = field(default_factory=dict)
+    """Most rows of a running plan that a new one can be made to begin with, by method."""
+
+    predicts: bool = False
+    """Whether it predicts a video with every plan."""
+
+    defers: bool = False
+    """Whether another thread may compute its images while it goes on planning."""
+
+    encodes: bool = False
+    """Whether it shows what an image is to its network."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ask:
+    """The question for one plan."""
+
+    session: str = DEFAULT_SESSION
+    observation: Observation
+    """What the robot sees now; from a client of a server, also stacks of frames (T, H, W, 3)."""
+
+    leftover: Leftover | None = None
+    """What the robot executes in the meantime; None: the plan starts over."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """What the base class keeps of a session."""
+
+    seen: Observation | None = None
+    plan: Plan | None = None
+    rows: deque[Action] = field(default_factory=deque)
+    """Rows of the plan that are still to be executed."""
+
+
+class Policy:
+    """Chooses one action per observation. Override :meth:`plan`, or :meth:`act` alone.
+
+    All that lasts for an episode belongs to its session, so that several episodes can run at once.
+    A class that overrides :meth:`reset`, :meth:`end_all` or :meth:`evict` calls the base class's
+    too. Not to be called from two threads at once, but for :meth:`observe` beside :meth:`plan`.
     """
 
-    embodiment: Embodiment
+    embodiment: Embodiment | None = None
+    """The robot that it acts as; needed for serving and for predicted video."""
 
-    def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that a new one can be made to begin with."""
-        ...
+    execute: int | None = None
+    """Rows of each plan that :meth:`act` executes; None: all."""
 
-    def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
-        """Take in what the robot sees at this step."""
-        ...
+    history: History = "off"
+    """Which frames of the past it is to be shown."""
 
-    def request(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Any:
-        """Return the question for a plan from the newest observation on; nothing is computed.
+    planning: PlanningTotals | None = None
+    """What it has planned so far; None: it does not count."""
 
-        Raises:
-            ConfigError: the policy cannot continue plans in the way that is asked for.
-        """
-        ...
+    @property
+    def can(self) -> Abilities:
+        """Return what it can do: by default, what its class overrides."""
+        kind = type(self)
+        plans = kind.plan is not Policy.plan
+        return Abilities(
+            plans=plans,
+            batches=plans or kind.act_batch is not Policy.act_batch,
+            serves=plans,
+            predicts=kind.imagine is not Policy.imagine,
+            encodes=kind.encode_images is not Policy.encode_images,
+        )
 
-    def result(self, ticket: Any) -> Plan | None:
-        """Return the plan that was requested; None if its episode is over."""
-        ...
-
-
-@runtime_checkable
-class ContinuingPolicy(PlanningPolicy, Protocol):
-    """A served policy whose plans can begin with rows of the plan that a client still executes."""
-
-    def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that a new one can be made to begin with."""
-        ...
-
-    def plan_batch(
-        self,
-        observations: Observations,
-        sessions: Sequence[str],
-        leftovers: Sequence[Leftover | None],
-    ) -> list[Plan]:
-        """Return the plan of each session.
-
-        Everything is checked before anything changes: an error leaves all sessions as they were.
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode in ``session``; nothing of the one before survives.
 
         Args:
-            observations: As of ``infer_batch``.
-            sessions: One for each observation.
-            leftovers: What each robot keeps executing meanwhile; None: the plan starts over.
+            session: Its name; other sessions are not affected.
+            episode: Number that keyed noise depends on; counted up by itself when None.
         """
-        ...
+        check_session(session)
+        self.__kept.pop(session, None)
+
+    def end_all(self) -> None:
+        """End all sessions; called at the end of a run."""
+        self.__kept.clear()
+
+    def evict(self, session: str) -> None:
+        """End ``session`` and free its memory."""
+        self.__kept.pop(session, None)
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
+        """Return the action (A,) float32, in physical units, for one step of ``session``.
+
+        Args:
+            obs: What the robot sees: images (H, W, 3) uint8, states (D,) float32, the text.
+            session: Which episode it belongs to.
+        """
+        return self._executed([obs], [session])[0]
+
+    def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
+        """Return one action (A,) float32 for each session; those without a plan plan together.
+
+        Args:
+            observations: One for each session, or those of a vector environment.
+            sessions: Names, which must all differ.
+        """
+        if type(self).act is Policy.act:
+            return self._executed(observations, sessions)
+        given = observations_of(observations, len(sessions))
+        return [self.act(obs, session=name) for obs, name in zip(given, sessions, strict=True)]
+
+    def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
+        """Take in what the robot sees at this step; by default, the newest is kept."""
+        self._session(session).seen = obs
+
+    def ask(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Ask:
+        """Return the question for a plan from the newest observation on; nothing is computed.
+
+        Args:
+            session: The session that has observed.
+            leftover: What the robot executes in the meantime; None: the plan starts over.
+
+        Raises:
+            ConfigError: The policy cannot continue a plan in this way.
+            SessionError: Nothing was observed in the session.
+        """
+        check_leftovers(self, [leftover])
+        seen = self._session(session).seen
+        if seen is None:
+            raise SessionError(f"session {session!r} has observed nothing: call observe first")
+        return Ask(session=session, observation=seen, leftover=leftover)
+
+    def plan(self, asks: Sequence[Ask]) -> list[Plan]:
+        """Return the plan of each question, made together.
+
+        What was observed after a question was asked plays no part in its answer. Everything is
+        checked before anything changes: an error leaves all sessions as they were.
+
+        Raises:
+            ConfigError: The policy cannot continue a plan as it is asked to.
+            ModalityError: An observation does not fit.
+            SessionError: An episode is over.
+        """
+        raise NotImplementedError(f"{type(self).__name__} overrides neither act nor plan")
+
+    def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
+        """Return ``actions`` (H, A) float32 of a plan for ``obs``, and ``timing`` in milliseconds.
+
+        The caller executes as much of it as it likes; see :meth:`plan`.
+        """
+        return self.infer_batch([obs], [session])[0]
+
+    def infer_batch(
+        self, observations: Observations, sessions: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Return a plan as of :meth:`infer` for each session, made together."""
+        names = check_sessions(sessions)
+        given = observations_of(observations, len(names))
+        check_count(given, names)
+        asks = [Ask(session=name, observation=obs) for name, obs in zip(names, given, strict=True)]
+        return [{"actions": plan.actions, "timing": dict(plan.timing)} for plan in self.plan(asks)]
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
+        """Return whether the images of the next observation are looked at, then or later.
+
+        Where they are not, an environment may leave all of them out. One without images, where they
+        are looked at, is to be refused like any that does not fit.
+
+        Args:
+            session: The session, which has been reset.
+            when: What the observation will be for.
+        """
+        return True
+
+    def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
+        """Return whether the next action of ``session``, which has been reset, takes a plan."""
+        return not self._session(session).rows
+
+    def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
+        """Return the plan that ``session`` executes; None: there is none, or it does not say."""
+        return self._session(session).plan
+
+    def stage(self, session: str) -> int:
+        """Return where in its episode a session stands; those of one stage share a call."""
+        return 0
+
+    def footprint(self, session: str) -> Footprint:
+        """Return the memory that an open session takes, and what is left."""
+        return Footprint(session=0, free=0)
+
+    def imagine(self, session: str = DEFAULT_SESSION) -> Image:
+        """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
+
+        Raises:
+            ConfigError: The policy predicts no video.
+        """
+        raise ConfigError(f"{type(self).__name__} predicts no video")
+
+    def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], Image]:
+        """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
+
+        The function takes how many frames to leave out at the end, fewer than there are.
+        """
+        video = self.imagine(session)
+        return lambda without: video[: len(video) - without]
+
+    def encode_images(self, images: Image) -> NDArray[np.float32]:
+        """Return the latents (N, ...) of images (N, H, W, 3), views tiled, each by itself.
+
+        Raises:
+            ConfigError: The policy does not encode images.
+        """
+        raise ConfigError(f"{type(self).__name__} does not encode images")
+
+    @cached_property
+    def __kept(self) -> dict[str, _Running]:
+        return {}
+
+    def _session(self, name: str) -> _Running:
+        check_session(name)
+        return self.__kept.setdefault(name, _Running())
+
+    def _executed(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
+        """Return the next row of each session's plan; plans are made where none is left."""
+        names = check_sessions(sessions)
+        given = observations_of(observations, len(names))
+        check_count(given, names)
+        for obs, name in zip(given, names, strict=True):
+            self.observe(obs, session=name)
+        due = [name for name in names if self.plans_next(session=name)]
+        if due:
+            plans = self.plan([self.ask(session=name) for name in due])
+            for name, plan in zip(due, plans, strict=True):
+                running = self._session(name)
+                running.plan, running.rows = plan, deque(plan.actions[: self.execute])
+        return [self._session(name).rows.popleft() for name in names]
 
 
-def check_continuing(policy: AsyncPolicy | ContinuingPolicy, method: Method, delay: int) -> None:
+def end_all(policy: Policy | None) -> None:
+    """End all sessions of ``policy``, if there is one, at the end of a run.
+
+    What it raises is logged: no result depends on it.
+    """
+    if policy is None:
+        return
+    with ErrorCapture() as caught:
+        policy.end_all()
+    if caught.failure is not None:
+        _log.warning("the policy's sessions were not ended: %s", caught.failure.error)
+
+
+def robot_of(policy: Policy) -> Embodiment:
+    """Return the robot that ``policy`` acts as.
+
+    Raises:
+        ConfigError: It does not say which.
+    """
+    if policy.embodiment is None:
+        raise ConfigError(
+            f"{type(policy).__name__} does not say which robot it acts as: set self.embodiment"
+        )
+    return policy.embodiment
+
+
+def check_leftovers(policy: Policy, leftovers: Sequence[Leftover | None]) -> None:
+    """Check that ``policy`` can continue these plans; see :func:`check_continuing`."""
+    for left in leftovers:
+        if left is not None:
+            check_continuing(policy, left.method, left.delay)
+
+
+def check_continuing(policy: Policy, method: Method, delay: int) -> None:
     """Check that ``policy`` can make plans that begin with ``delay`` rows of another.
 
     Raises:
         ConfigError: not with so many, or not at all.
     """
-    longest = policy.longest_delay(method)
+    longest = policy.can.continues.get(method, 0)
     if delay <= longest:
         return
     means = {
@@ -294,17 +412,6 @@ def check_continuing(policy: AsyncPolicy | ContinuingPolicy, method: Method, del
         f"a plan is to begin with {delay} rows of the running one, and this policy can be given "
         f"{longest or 'none'}: {means[method]}"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """Memory of the device that a policy's network runs on, in bytes."""
-
-    session: int
-    """Bytes that one session takes."""
-
-    free: int
-    """Still free."""
 
 
 def observations_of(given: object, count: int) -> list[Any]:
@@ -333,6 +440,15 @@ def observations_of(given: object, count: int) -> list[Any]:
             "each session, or a vector environment's observation"
         )
     return list(given)
+
+
+def check_count(given: Sequence[object], names: Sequence[str]) -> None:
+    """Raise :class:`SessionError` unless there is one observation for each session."""
+    if len(given) != len(names):
+        raise SessionError(
+            f"{len(given)} observations for the sessions {preview(names, 12)}; give one each, "
+            "every session once"
+        )
 
 
 def check_session(name: object) -> None:
@@ -409,7 +525,7 @@ _POSITIONS = 8
 """Most positions of a window that are tried; published ones have five or fewer."""
 
 
-def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def walk_window(policy: Policy, session: str) -> Iterator[tuple[int, Plan]]:
     """Plan once at every position of the memory's window; yield (latent frame it begins at, plan).
 
     Positions differ in shape. A full window starts over; without memory there is one position. The
@@ -419,16 +535,17 @@ def walk_window(policy: PlanningPolicy, session: str) -> Iterator[tuple[int, dic
         policy: What plans; the session is left open.
         session: Which session is used; it is reset first.
     """
+    robot = robot_of(policy)
     policy.reset(session)
-    yield 0, policy.infer_batch([blank(policy.embodiment, None)], [session])[0]
+    yield 0, policy.plan([Ask(session=session, observation=blank(robot, None))])[0]
     if policy.history == "off":
         return
-    later, position = blank(policy.embodiment, RECENT), -1
+    later, position = blank(robot, RECENT), -1
     for _ in range(_POSITIONS):
         if policy.stage(session) <= position:
             return
         position = policy.stage(session)
-        yield position, policy.infer_batch([later], [session])[0]
+        yield position, policy.plan([Ask(session=session, observation=later)])[0]
 
 
 def blank(robot: Embodiment, frames: int | None) -> Observation:
@@ -439,41 +556,3 @@ def blank(robot: Embodiment, frames: int | None) -> Observation:
     }
     parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
     return {**views, **parts, robot.language: "warm up"}
-
-
-def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
-    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
-    if unknown := [part.key for part in robot.action if part.hold is None]:
-        raise ConfigError(
-            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
-            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
-            f"numbers){instead}"
-        )
-
-
-def hold_command(
-    robot: Embodiment, seen: Observation, last: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Return the action (A,) that leaves ``robot`` as it is.
-
-    Args:
-        robot: Every part of its action says how; see ``Part.hold``.
-        seen: The newest observation.
-        last: The last command; None: there was none.
-    """
-    values, start = [], 0
-    for part in robot.action:
-        before = None if last is None else last[start : start + part.dim]
-        values.append(_held(part, seen, before))
-        start += part.dim
-    return np.concatenate(values)
-
-
-def _held(part: Part, seen: Observation, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    assert part.hold is not None, "see check_holds"
-    if part.hold != HOLD_ZERO:
-        return np.asarray(seen[part.hold] if last is None else last, np.float32)
-    held = np.zeros(part.dim, np.float32)
-    if part.gripper is not None and last is not None:
-        held[part.gripper.index] = last[part.gripper.index]
-    return held

@@ -10,24 +10,25 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import CheckpointError, SessionError, preview
 from dzrobot.modality.window import Observation, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
-    Action,
+    Ask,
     Footprint,
+    Plan,
+    Policy,
+    check_leftovers,
     check_session,
-    check_sessions,
-    observations_of,
 )
 from dzrobot.rng import torch_seed
 
@@ -47,10 +48,9 @@ class _Session:
     """Attributes of the policy that its ``reset`` makes anew."""
 
     calls: int = 0
-    pending: deque[Action] = field(default_factory=deque)
 
 
-class LeRobotPolicy:
+class LeRobotPolicy(Policy):
     """Acts as a policy of LeRobot does, with its saved processors.
 
     A policy that sees one observation hands out whole chunks, of which it executes
@@ -68,8 +68,6 @@ class LeRobotPolicy:
     Raises:
         CheckpointError: the policy needs what the robot has not, or gives other actions.
     """
-
-    history: History = "off"
 
     def __init__(
         self, source: str, embodiment: Embodiment, *, device: str = "cpu", seed: int = 0
@@ -89,10 +87,12 @@ class LeRobotPolicy:
         self._images, self._parts = _features(source, config, embodiment)
         self._chunks = _plans_chunks(config)
         steps = int(config.n_action_steps) if self._chunks else 1
-        self.embodiment = _planning(embodiment, steps)
+        self.embodiment: Embodiment = _planning(embodiment, steps)
         """The robot, with plans as long as the policy's."""
 
-        self._sessions: dict[str, _Session] = {}
+        self.execute = self.embodiment.execute
+
+        self._episodes: dict[str, _Session] = {}
 
     @property
     def card(self) -> dict[str, Any]:
@@ -109,64 +109,47 @@ class LeRobotPolicy:
 
     def end_all(self) -> None:
         """End all sessions."""
-        self._sessions.clear()
+        super().end_all()
+        self._episodes.clear()
 
     def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
         """Start a new episode in ``session``; nothing of the one before survives."""
-        check_session(session)
-        last = self._sessions.get(session)
+        super().reset(session)
+        last = self._episodes.get(session)
         counted = 0 if last is None else last.number + 1
         # What another session keeps is not reset with it.
         vars(self._policy).update(copy.deepcopy(_kept(self._policy)))
         self._policy.reset()
         number = counted if episode is None else episode
-        self._sessions[session] = _Session(number, copy.deepcopy(_kept(self._policy)))
+        self._episodes[session] = _Session(number, copy.deepcopy(_kept(self._policy)))
 
     def evict(self, session: str) -> None:
         """End ``session``."""
         self._open(session)
-        del self._sessions[session]
-
-    def stage(self, session: str) -> int:
-        """Return 0: sessions are asked one by one."""
-        self._open(session)
-        return 0
+        super().evict(session)
+        del self._episodes[session]
 
     def footprint(self, session: str) -> Footprint:
         """Return a session's memory, a few numbers, and what is left."""
         self._open(session)
         return Footprint(session=2**20, free=2**30)
 
-    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return the next action (A,) float32, as ``select_action`` and the postprocessor do.
+    def plan(self, asks: Sequence[Ask]) -> list[Plan]:
+        """Return the plan of each question, as ``select_action`` and the postprocessor do.
+
+        Each is made alone, so its bits do not depend on the others.
 
         Raises:
-            ModalityError: the observation does not fit the robot.
-            SessionError: the session was not reset.
+            ConfigError: A plan is to continue another, which no policy of LeRobot does.
+            ModalityError: An observation does not fit the robot; all sessions are as they were.
+            SessionError: A session was not reset.
         """
-        state = self._open(session)
-        if not state.pending:
-            plan = self.infer_batch([obs], [session])[0]["actions"]
-            state.pending.extend(plan[: self.embodiment.execute])
-        return state.pending.popleft()
-
-    def infer_batch(
-        self, observations: Sequence[Observation] | Mapping[str, Any], sessions: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Return ``actions`` (H, A) float32 and ``timing`` in milliseconds for each session.
-
-        Each is planned alone, so its bits do not depend on the others.
-
-        Raises:
-            ModalityError, SessionError: As :meth:`act`; all sessions are as they were.
-        """
-        names = check_sessions(sessions)
-        given = observations_of(observations, len(names))
-        seen = [read_observation(one, self.embodiment)[-1] for one in given]
-        states = [self._open(name) for name in names]
+        check_leftovers(self, [ask.leftover for ask in asks])
+        states = [self._open(ask.session) for ask in asks]
+        seen = [read_observation(ask.observation, self.embodiment)[-1] for ask in asks]
         return [self._infer(one, state) for one, state in zip(seen, states, strict=True)]
 
-    def _infer(self, seen: Observation, state: _Session) -> dict[str, Any]:
+    def _infer(self, seen: Observation, state: _Session) -> Plan:
         import torch
 
         began = time.perf_counter()
@@ -182,11 +165,8 @@ class LeRobotPolicy:
             else:
                 rows = [self._after(self._policy.select_action(batch))]
         state.kept, state.calls = _kept(self._policy), state.calls + 1
-        actions = torch.cat(rows).float().cpu().numpy()
-        return {
-            "actions": np.ascontiguousarray(actions),
-            "timing": {"total_ms": 1000 * (time.perf_counter() - began)},
-        }
+        actions = np.ascontiguousarray(torch.cat(rows).float().cpu().numpy())
+        return Plan.of(actions, {"total_ms": 1000 * (time.perf_counter() - began)})
 
     def _batch(self, seen: Observation) -> dict[str, Any]:
         """Return an observation in LeRobot's form: images (1, 3, H, W) in [0, 1], states (1, D)."""
@@ -203,9 +183,9 @@ class LeRobotPolicy:
 
     def _open(self, session: str) -> _Session:
         check_session(session)
-        if session not in self._sessions:
+        if session not in self._episodes:
             raise SessionError(f"session {session!r} is not open: call reset({session!r}) first")
-        return self._sessions[session]
+        return self._episodes[session]
 
 
 def _plans_chunks(config: Any) -> bool:

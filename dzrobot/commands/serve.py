@@ -19,7 +19,6 @@ from dzrobot.commands.options.policy import (
     read_weights,
 )
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import PlanningPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
@@ -57,10 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     policy = _policy_spec(arguments)
     ready = load_policy(resolve_policy(policy, None))
-    if not isinstance(ready.policy, PlanningPolicy):
-        raise ConfigError(
-            f"the policy {policy.name} plans no chunks, and only such a policy can be served"
-        )
+    if ready.policy is None:
+        raise ConfigError(f"the policy {policy.name} lives beside its environment: give another")
     logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
     with contextlib.ExitStack() as stack:
         recorder = None

@@ -1,6 +1,12 @@
-"""What two descriptions of a robot may say differently of the same numbers of an action."""
+"""How an action is read: what two descriptions may say differently, and what holds a robot."""
 
-from dzrobot.embodiments.spec import Embodiment
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
 from dzrobot.errors import ConfigError
 
 
@@ -36,3 +42,46 @@ def check_conventions(environment: Embodiment, policy: Embodiment) -> None:
             f"{wanted_rate:g}: set control_hz of the workcell to {wanted_rate:g}, or describe the "
             "policy's robot with that rate"
         )
+
+
+def check_holds(robot: Embodiment, when: str, instead: str = "") -> None:
+    """Raise ConfigError where nothing says how ``robot`` is left as it is."""
+    if unknown := [part.key for part in robot.action if part.hold is None]:
+        raise ConfigError(
+            f"{', '.join(unknown)} of {robot.tag!r}: nothing says how it holds still {when}; give "
+            f"the part hold={HOLD_ZERO!r} (differences from step to step) or a state key (absolute "
+            f"numbers){instead}"
+        )
+
+
+def hold_command(
+    robot: Embodiment, seen: Mapping[str, Any], last: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Return the action (A,) that leaves ``robot`` as it is.
+
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+        seen: The newest observation.
+        last: The last command; None: there was none.
+
+    Raises:
+        ConfigError: a part does not.
+    """
+    check_holds(robot, "here")
+    values, start = [], 0
+    for part in robot.action:
+        before = None if last is None else last[start : start + part.dim]
+        values.append(_held(part, seen, before))
+        start += part.dim
+    return np.concatenate(values)
+
+
+def _held(
+    part: Part, seen: Mapping[str, Any], last: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    if part.hold not in (None, HOLD_ZERO):
+        return np.asarray(seen[part.hold] if last is None else last, np.float32)
+    held = np.zeros(part.dim, np.float32)
+    if part.gripper is not None and last is not None:
+        held[part.gripper.index] = last[part.gripper.index]
+    return held

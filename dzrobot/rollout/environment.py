@@ -221,6 +221,17 @@ def look_at(
         made.close()
 
 
+def bounds_of(env: gym.Env[Any, Any]) -> gym.spaces.Box:
+    """Return the action space of ``env``.
+
+    Raises:
+        ConfigError: its actions are not vectors of numbers.
+    """
+    if not isinstance(env.action_space, gym.spaces.Box):
+        raise ConfigError(f"actions of {env} are {env.action_space}; a robot's are a Box")
+    return env.action_space
+
+
 def needed_robot(env: str, facts: EnvironmentFacts) -> Embodiment:
     """Return the robot of ``env`` as it is there: what recordings of it hold.
 

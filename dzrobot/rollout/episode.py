@@ -6,9 +6,8 @@ simulator's step, and a policy that executes eight actions of each plan reads on
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -21,13 +20,15 @@ from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     DzrobotError,
+    EpisodeError,
     ErrorCapture,
     InvalidActionError,
     ModalityError,
     preview,
 )
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy, SelectivePolicy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
+from dzrobot.policies.wrapping import adapted
 
 _BLIND = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing)
 """Wrappers of Gymnasium that hand every observation on without a look at it."""
@@ -39,15 +40,6 @@ class FrameSkippingEnv(Protocol):
 
     def omit_frames(self) -> None:
         """Leave all ``video.*`` out of the observation of the next step, and of no other."""
-        ...
-
-
-@runtime_checkable
-class SelectiveActor(Protocol):
-    """An actor that knows beforehand whose images it will look at."""
-
-    def reads_frames(self) -> bool:
-        """Return whether the images of the next observation are looked at, then or later."""
         ...
 
 
@@ -70,26 +62,6 @@ def omitter(env: gym.Env[Any, Any]) -> Callable[[], None] | None:
             return None
         env = env.env
     return inner.omit_frames
-
-
-def reads_frames(actor: object) -> bool:
-    """Return whether ``actor`` looks at the images of the next observation, then or later."""
-    return actor.reads_frames() if isinstance(actor, SelectiveActor) else True
-
-
-def policy_reads_frames(
-    policy: Policy, session: str = DEFAULT_SESSION, *, asked: bool | None = None
-) -> bool:
-    """Return whether ``policy`` looks at the images of the next observation, then or later.
-
-    Args:
-        policy: One that does not know looks at all of them.
-        session: Of the policy.
-        asked: As of ``SelectivePolicy``.
-    """
-    if not isinstance(policy, SelectivePolicy):
-        return True
-    return policy.reads_frames(session=session, asked=asked)
 
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -148,48 +120,43 @@ Watch = Callable[[Observation], None]
 """Called with the first observation and after every step, once the environment shows it."""
 
 
-class Actor(Protocol):
-    """What chooses the actions of one episode."""
+class Actor:
+    """What chooses the actions of one episode. Override :meth:`act`."""
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Start a new episode; the environment has just been reset."""
-        ...
+    def begin(self, env: Any) -> None:
+        """Start a new episode.
+
+        Args:
+            env: The environment, which has just been reset; None: it is in another process.
+        """
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the action (A,) and how long it took to choose, in milliseconds."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not override act")
 
+    def reads_frames(self) -> bool:
+        """Return whether the images of the next observation are looked at, then or later."""
+        return True
 
-@runtime_checkable
-class MeasuringActor(Actor, Protocol):
-    """An actor in whose world time passes while it chooses."""
-
-    def measures(self) -> Measures:
-        """Return what was measured of the episode."""
-        ...
-
-
-@runtime_checkable
-class PlanTimingActor(Actor, Protocol):
-    """An actor that knows for which actions a plan was made."""
+    def measures(self) -> Measures | None:
+        """Return what was measured of an episode in which time passes while it chooses."""
+        return None
 
     @property
-    def plan_ms(self) -> list[float]:
-        """Times of those actions of this episode."""
-        ...
+    def plan_ms(self) -> Sequence[float]:
+        """Return the times of those actions of this episode for which a plan was made."""
+        return ()
 
+    def note(self, spent_ms: float) -> None:
+        """Take in how long an action took that was chosen for several actors together."""
 
-@runtime_checkable
-class PlansShown(Policy, Protocol):
-    """A policy that shows which plan it carries out."""
-
-    def last_plan(self, session: str) -> Plan | None:
-        """Return the plan that ``session`` made last; None before the first."""
-        ...
+    def finish(self) -> EpisodeError | None:
+        """Keep what is kept of an episode that is over; return what that raised, if anything."""
+        return None
 
 
 @dataclass(kw_only=True)
-class PolicyActor:
+class PolicyActor(Actor):
     """A policy of this process, as an actor."""
 
     policy: Policy
@@ -197,15 +164,18 @@ class PolicyActor:
     noise_key: int | None = None
     """Number of the episode for keyed noise; None: the policy counts."""
 
-    plan_ms: list[float] = field(default_factory=list, init=False)
-    """Times of the actions of this episode for which a plan was made."""
-
+    _plan_ms: list[float] = field(default_factory=list, init=False)
     _plan: Plan | None = field(default=None, init=False)
 
-    def begin(self, env: gym.Env[Any, Any] | None) -> None:
+    @property
+    def plan_ms(self) -> Sequence[float]:
+        """Return the times of those actions of this episode for which a plan was made."""
+        return self._plan_ms
+
+    def begin(self, env: Any) -> None:
         """Start a new episode in the session."""
-        reset_policy(self.policy, self.session, self.noise_key)
-        self.plan_ms, self._plan = [], None
+        self.policy.reset(self.session, episode=self.noise_key)
+        self._plan_ms, self._plan = [], None
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
@@ -217,15 +187,14 @@ class PolicyActor:
 
     def note(self, spent_ms: float) -> None:
         """Remember how long an action took, if a plan was made for it."""
-        if isinstance(self.policy, PlansShown):
-            plan = self.policy.last_plan(self.session)
-            if plan is not self._plan:
-                self._plan = plan
-                self.plan_ms.append(spent_ms)
+        plan = self.policy.last_plan(self.session)
+        if plan is not self._plan:
+            self._plan = plan
+            self._plan_ms.append(spent_ms)
 
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
-        return policy_reads_frames(self.policy, self.session)
+        return self.policy.reads_frames(session=self.session)
 
 
 INVALID_ACTION = "invalid_action"
@@ -356,7 +325,7 @@ class _Clock:
 
 def run_episode(
     env: gym.Env[Any, Any],
-    policy: Policy | Actor,
+    policy: Policy | Actor | Any,
     rules: EpisodeRules | None = None,
     *,
     watch: Watch | None = None,
@@ -374,8 +343,10 @@ def run_episode(
     Args:
         env: Any Gymnasium environment whose observations the policy takes, and whose info holds
             ``is_success``.
-        policy: A policy, in its default session, or an actor. An environment that was cut short
-            says why in its info: ``fault`` when it is no result, ``stop`` when no other may follow.
+        policy: A policy, in its default session; a plain object with ``act`` and ``reset``, see
+            :func:`~dzrobot.policies.wrapping.adapted`; or an actor. An environment that was cut
+            short says why in its info: ``fault`` when it is no result, ``stop`` when no other may
+            follow.
             What ``robot`` and ``failure_class`` of its last info hold is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
         watch: Called with the first observation and after every step; it looks at every image.
@@ -386,7 +357,7 @@ def run_episode(
     """
     _check_made_for(policy, env)
     rules = rules or EpisodeRules()
-    actor = PolicyActor(policy=policy) if isinstance(policy, Policy) else policy
+    actor = policy if isinstance(policy, Actor) else PolicyActor(policy=adapted(policy))
     digest, clock = hashlib.sha256(), _Clock()
     began = time.perf_counter()
     starts = {} if rules.init_state_id is None else {"init_state_id": rules.init_state_id}
@@ -405,7 +376,7 @@ def run_episode(
         action, spent = chosen
         digest.update(action.tobytes())
         clock.policy_ms.append(spent)
-        if omit is not None and not reads_frames(actor):
+        if omit is not None and not actor.reads_frames():
             omit()
         stepped = time.perf_counter()
         observation, _, terminated, truncated, info = env.step(action)
@@ -427,11 +398,11 @@ def run_episode(
         policy_failure=failure,
         action_sha256=digest.hexdigest(),
         policy_ms=percentiles(clock.policy_ms),
-        plan_ms=plan_times(actor),
+        plan_ms=plan_times(actor.plan_ms),
         env_ms={**percentiles(clock.env_ms), "reset": round(clock.reset_ms, 3)},
         wall_s=round(time.perf_counter() - began, 3),
         robot=info.get("robot"),
-        measures=actor.measures() if isinstance(actor, MeasuringActor) else None,
+        measures=actor.measures(),
     )
 
 
@@ -464,10 +435,8 @@ def choose(
         return PolicyFailure(ended=INVALID_ACTION, error=str(error))
     except PolicyFailedError as error:
         return error.failure
-    assert caught.failure is not None, "else returned"
-    return PolicyFailure(
-        ended=POLICY_ERROR, error=caught.failure.error, details=caught.failure.details
-    )
+    raised = caught.raised
+    return PolicyFailure(ended=POLICY_ERROR, error=raised.error, details=raised.details)
 
 
 def _is_of_the_policy(error: Exception) -> bool:
@@ -543,24 +512,14 @@ def _failure_class(info: Mapping[str, Any]) -> str | None:
     return str(given)
 
 
-def plan_times(actor: object) -> Mapping[str, float] | None:
+def plan_times(plan_ms: Sequence[float]) -> Mapping[str, float] | None:
     """Return median and 95th percentile of the time of a plan; None where none were shown."""
-    if not isinstance(actor, PlanTimingActor) or not actor.plan_ms:
-        return None
-    return percentiles(actor.plan_ms)
+    return percentiles(plan_ms) if plan_ms else None
 
 
-def percentiles(times: list[float]) -> dict[str, float]:
+def percentiles(times: Sequence[float]) -> dict[str, float]:
     """Return the median and the 95th percentile of ``times``, to the microsecond."""
     if not times:
         return {"p50": 0.0, "p95": 0.0}
     middle, high = np.percentile(times, [50, 95])
     return {"p50": round(float(middle), 3), "p95": round(float(high), 3)}
-
-
-def reset_policy(policy: Policy, session: str, noise_key: int | None) -> None:
-    """Start a new episode of ``policy``; those without keyed noise need not know of numbers."""
-    if noise_key is not None and "episode" in signature(policy.reset).parameters:
-        policy.reset(session, episode=noise_key)
-    else:
-        policy.reset(session)

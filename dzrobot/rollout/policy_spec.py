@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.action_conventions import check_holds, hold_command
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
@@ -22,11 +22,12 @@ from dzrobot.errors import (
 )
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, check_holds, hold_command
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, When
 from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.policies.dreamzero.options import PolicyOptions, check_device
+from dzrobot.policies.wrapping import adapted
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.episode import PolicyActor
+from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
@@ -271,41 +272,36 @@ def _made(name: str, robot: Embodiment) -> Policy:
         raise ConfigError(
             f"policy {name!r} could not be made for {robot.tag}: {caught.failure.error}"
         )
-    if not isinstance(policy, Policy):
-        raise ConfigError(
-            f"policy {name!r} gave a {type(policy).__name__}; a policy has act and reset"
-        )
-    return policy
+    return adapted(policy)
 
 
 @dataclass
-class PrivilegedActor:
+class PrivilegedActor(Actor):
     """A policy that looks into its environment; made beside it, a new one for every episode."""
 
     factory: str
     """``module:factory``; takes the environment."""
 
     noise_key: int
-    inner: PolicyActor | None = None
+    inner: Actor = field(default_factory=Actor)
+    """The actor of the episode that has begun."""
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: Any) -> None:
         """Make the policy and start its episode."""
-        policy = load_factory(self.factory)(env)
+        policy = adapted(load_factory(self.factory)(env))
         self.inner = PolicyActor(policy=policy, noise_key=self.noise_key)
         self.inner.begin(env)
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
-        assert self.inner is not None, "begun"
         return self.inner.act(observation)
 
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
-        assert self.inner is not None, "begun"
         return self.inner.reads_frames()
 
 
-class HoldPolicy:
+class HoldPolicy(Policy):
     """Leaves a robot as it is.
 
     Args:
@@ -326,7 +322,7 @@ class HoldPolicy:
         self._held[session] = held
         return held.copy()
 
-    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
         """Return False."""
         return False
 
@@ -339,7 +335,7 @@ class HoldPolicy:
         self._held.clear()
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """Uniform numbers in [-1, 1], a function of seed and episode."""
 
     def __init__(self, action_dim: int, seed: int) -> None:
@@ -354,7 +350,7 @@ class RandomPolicy:
             self.reset(session)
         return self._draws[session].uniform(-1, 1, self._action_dim).astype(np.float32)
 
-    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
         """Return False."""
         return False
 

@@ -22,7 +22,7 @@ from pydantic import (
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
 from dzrobot.errors import DzrobotError, ProtocolError
-from dzrobot.policies.base import MeasuredPolicy, PlanningPolicy, Policy, walk_window
+from dzrobot.policies.base import Policy, walk_window
 from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
@@ -325,15 +325,16 @@ def measured(policy: Policy | None, device: str | None, folder: Path) -> Iterato
         device: Kind of device that it computes on, such as ``cuda``.
         folder: Of the results.
     """
-    if not isinstance(policy, MeasuredPolicy):
+    totals = None if policy is None else policy.planning
+    if policy is None or totals is None:
         yield
         return
-    before, began, finished = replace(policy.planning), time.perf_counter(), False
+    before, began, finished = replace(totals), time.perf_counter(), False
     try:
         yield
         finished = True
     finally:
-        wall, after = time.perf_counter() - began, replace(policy.planning)
+        wall, after = time.perf_counter() - began, replace(totals)
         if after.plans > before.plans:
             use = RunUse(
                 wall_s=wall, planning_s=after.seconds - before.seconds,
@@ -419,7 +420,7 @@ def _kernel_share(policy: Policy, device: str | None) -> float | None:
     An evaluation has too many kernels to trace, and all are of plans, so one window is traced.
     Where that fails it costs no result, and the share is None too.
     """
-    if device != "cuda" or not isinstance(policy, PlanningPolicy):
+    if device != "cuda" or not policy.can.serves:
         return None
     try:
         return _traced(policy)
@@ -428,14 +429,14 @@ def _kernel_share(policy: Policy, device: str | None) -> float | None:
         return None
 
 
-def _traced(policy: PlanningPolicy) -> float:
+def _traced(policy: Policy) -> float:
     """Plan through one window in a session of its own; return :func:`_kernel_share`."""
     import torch
 
     wall_us = 0.0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         for _, plan in walk_window(policy, _SESSION):
-            wall_us += 1000 * plan["timing"]["total_ms"]
+            wall_us += 1000 * plan.timing["total_ms"]
     policy.evict(_SESSION)
     kernels = [
         (event.time_range.start, event.time_range.end)

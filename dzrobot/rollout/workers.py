@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, Self
-
-import gymnasium as gym
+from typing import Any, Self
 
 from dzrobot.code_identity import check_unchanged
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
@@ -25,9 +23,6 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Action,
-    AsyncPolicy,
-    BatchPolicy,
-    ChunkedPolicy,
     Policy,
     end_all,
 )
@@ -37,19 +32,17 @@ from dzrobot.rollout.episode import (
     Actor,
     EpisodeResult,
     EpisodeRules,
-    MeasuringActor,
     PolicyActor,
     PolicyFailedError,
     PolicyFailure,
-    SelectiveActor,
     choose,
     plan_times,
-    reads_frames,
     run_episode,
 )
-from dzrobot.rollout.footage import EpisodeVideo, Photographed, PredictingActor, Wanted, photo_file
+from dzrobot.rollout.footage import EpisodeVideo, Photographed, Wanted, photo_file
 from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
+from dzrobot.rollout.predictions import PredictingActor
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
@@ -87,20 +80,8 @@ class RolloutSettings:
     """Environment variables of the processes, in turn: where each one draws, say."""
 
 
-class SessionActor(Actor, SelectiveActor, Protocol):
-    """Acts in the main process for an environment elsewhere, in a session of the policy."""
-
-    def begin(self, env: gym.Env[Any, Any] | None) -> None:
-        """Start a new episode in the session."""
-        ...
-
-
-class SessionActors(Protocol):
-    """Makes the actors of a run in which time passes while the policy plans."""
-
-    def actor(self, policy: AsyncPolicy, session: str, case: EpisodeSpec) -> SessionActor:
-        """Return the actor of one episode."""
-        ...
+MakeActor = Callable[[Policy, str, EpisodeSpec], Actor]
+"""Makes the actor of one episode, in a session of the policy."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +176,11 @@ class EpisodeRunner:
 
 
 @dataclass
-class RemoteActor:
+class RemoteActor(Actor):
     """The policy of the main process, seen from a worker."""
 
     connection: Connection
     _reads: bool = True
-
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Nothing: the main process starts the session when it hands out the episode."""
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the action that the main process chose, and its time."""
@@ -252,8 +230,8 @@ class _Worker:
     number: int
     settings: RolloutSettings
     case: EpisodeSpec | None = None
-    actor: SessionActor | None = None
-    """Acts for it; None where each environment has its own policy."""
+    actor: Actor = field(default_factory=Actor)
+    """Acts for it; one that is not asked where each environment has its own policy."""
 
     has_acted: bool = False
     """Whether an action was chosen in the episode."""
@@ -332,13 +310,13 @@ class Acting:
     window_s: float = 0.0
     """Longest time that one for which a plan is due waits for others to share its call."""
 
-    engines: SessionActors | None = None
+    engines: MakeActor | None = None
     """Makes the actors where time passes while the policy plans; None: it stands still."""
 
     predictions: Path | None = None
     """Results folder to keep in what the policy predicts; None: it is not kept."""
 
-    def actor(self, session: str, case: EpisodeSpec) -> SessionActor | None:
+    def actor(self, session: str, case: EpisodeSpec) -> Actor | None:
         """Return what acts for ``case``; None where its environment has a policy of its own."""
         if self.policy is None:
             return None
@@ -347,8 +325,7 @@ class Acting:
             if self.predictions is None:
                 return actor
             return PredictingActor(inner=actor, folder=self.predictions, case=case.name)
-        assert isinstance(self.policy, AsyncPolicy), "checked beforehand"
-        return self.engines.actor(self.policy, session, case)
+        return self.engines(self.policy, session, case)
 
 
 class WorkerPool:
@@ -425,10 +402,9 @@ class WorkerPool:
         policy = self._acting.policy
         if not self._acting.window_s or not self._acting.batched:
             return asking
-        chunked = policy if isinstance(policy, ChunkedPolicy) else None
         at_once = []
         for worker, observation in asking:
-            if chunked is None or chunked.plans_next(session=worker.session):
+            if policy is None or policy.plans_next(session=worker.session):
                 self._gathering.add((worker, observation))
             else:
                 at_once.append((worker, observation))
@@ -446,18 +422,18 @@ class WorkerPool:
             if worker is None:
                 worker = _Worker(number, self._settings)
                 self._workers.append(worker)
-            worker.actor = self._acting.actor(worker.session, case)
-            if worker.actor is not None:
-                worker.actor.begin(None)
+            worker.actor = self._acting.actor(worker.session, case) or Actor()
+            worker.actor.begin(None)
             worker.give(case)
 
     def _concluded(self, worker: _Worker, message: _Finished | EpisodeError) -> Record:
         assert worker.case is not None, "busy"
         case, worker.case = worker.case, None
         if isinstance(message, _Finished):
-            outcome = replace(message.outcome, plan_ms=plan_times(worker.actor))
-            if isinstance(worker.actor, MeasuringActor):
-                outcome = replace(outcome, measures=worker.actor.measures())
+            outcome = replace(
+                message.outcome, measures=worker.actor.measures(),
+                plan_ms=plan_times(worker.actor.plan_ms),
+            )  # fmt: skip
             ended = replace(message, outcome=outcome)
             return _record(self._settings, case, ended, worker.actor)
         worker.stop(patient=False)
@@ -483,18 +459,15 @@ class WorkerPool:
         Whose fault it is when a call for several raises, nobody knows: it is raised here.
         """
         policy = self._acting.policy
-        if len(group) > 1:
-            assert isinstance(policy, BatchPolicy), "checked beforehand"
+        if len(group) > 1 and policy is not None:
             began = time.perf_counter()
             actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
             spent = 1000 * (time.perf_counter() - began) / len(group)
             acted = [(action, spent) for action in actions]
             for worker, _ in group:
-                if isinstance(worker.actor, PolicyActor):
-                    worker.actor.note(spent)
+                worker.actor.note(spent)
         else:
             [(worker, observation)] = group
-            assert worker.actor is not None, "only workers without a policy of their own ask"
             chosen = choose(worker.actor, observation, is_first=not worker.has_acted)
             if isinstance(chosen, PolicyFailure):
                 return [chosen]
@@ -502,7 +475,7 @@ class WorkerPool:
         for worker, _ in group:
             worker.has_acted = True
         return [
-            _Answer(*one, reads_frames(worker.actor))
+            _Answer(*one, worker.actor.reads_frames())
             for (worker, _), one in zip(group, acted, strict=True)
         ]
 
@@ -537,18 +510,17 @@ class WorkerPool:
         # An environment that has raised is in no known state; closed, it lets go of what the next
         # one needs.
         kept.close()
-        assert caught.failure is not None, "else returned"
-        return _error_record(self._settings, case, caught.failure), ""
+        return _error_record(self._settings, case, caught.raised), ""
 
 
 def _record(
-    settings: RolloutSettings, case: EpisodeSpec, ended: _Finished, actor: SessionActor | None
+    settings: RolloutSettings, case: EpisodeSpec, ended: _Finished, actor: Actor | None
 ) -> Record:
     """Return the record of an episode that was run; what its policy raised is kept too.
 
     What ``actor`` predicted is kept first: the record says that the episode is done.
     """
-    failure = actor.finish() if isinstance(actor, PredictingActor) else None
+    failure = None if actor is None else actor.finish()
     if failure is not None:
         return _error_record(settings, case, failure)
     if ended.outcome.policy_failure is not None:

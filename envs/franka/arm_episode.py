@@ -72,10 +72,9 @@ def rule_for(config: RewardConfig, scene: Scene | None = None) -> PredicateRule:
 
             return PredicateRule(near, config.hold_steps)
         case "callback":
-            assert config.callback is not None, "checked by the configuration"
-            return PredicateRule(
-                load_reference(config.callback, "reward.callback", Callable), config.hold_steps
-            )
+            # The configuration has checked that there is one.
+            named = load_reference(config.callback or "", "reward.callback", Callable)
+            return PredicateRule(named, config.hold_steps)
         case "scene":
             if scene is None:
                 raise ConfigError(

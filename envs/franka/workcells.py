@@ -380,17 +380,21 @@ class RealWorkcell:
 
     def open(self) -> None:
         """Refuse a workcell without an address."""
+        _ = self.address
+
+    @property
+    def address(self) -> str:
+        """The configured address.
+
+        Raises:
+            RobotError: there is none.
+        """
         if self._address is None:
             raise RobotError(
                 "no robot address is known. Give one of: address='172.16.0.2' and cameras=[...]; "
                 "workcell='cell.yaml' with both; workcell='emulated' for an emulated robot and "
                 "cameras; workcell='fake' for neither library."
             )
-
-    @property
-    def address(self) -> str:
-        """The configured address."""
-        assert self._address is not None, "checked by open()"
         return self._address
 
     @property

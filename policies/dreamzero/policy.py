@@ -12,19 +12,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dzrobot.embodiments.spec import Embodiment, History
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, SessionError, preview
 from dzrobot.modality.window import Observation, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
+    Abilities,
     Action,
+    Ask,
     Footprint,
     Leftover,
     Method,
     Observations,
     Plan,
     PlanningTotals,
-    check_continuing,
+    Policy,
+    When,
+    check_count,
+    check_leftovers,
     check_session,
     check_sessions,
     observations_of,
@@ -32,6 +37,7 @@ from dzrobot.policies.base import (
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.compiling import CompileNotice
+from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
@@ -47,14 +53,8 @@ from dzrobot.policies.dreamzero.options import (
     check_device,
 )
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.session_state import (
-    Continuing,
-    ImaginedVideo,
-    Requests,
-    SessionState,
-    Ticket,
-    footprint,
-)
+from dzrobot.policies.dreamzero.requests import Continuing, Requests
+from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footprint
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ _UNTOLD = {"graphs": False, "video": "full", "solver_steps": SOLVER_STEPS, "solv
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
 
 
-class DreamZeroPolicy:
-    """A DreamZero network behind the policy protocol. Not to be called from two threads at once.
+class DreamZeroPolicy(Policy):
+    """A DreamZero network as a policy. Not to be called from two threads at once.
 
     Every episode lives in a session. A session opens with its first observation or with
     :meth:`reset`, is replaced by :meth:`reset`, and ends with :meth:`evict`.
@@ -90,10 +90,11 @@ class DreamZeroPolicy:
         )
         """How it acts."""
 
+        self.execute, self.history = self.options.execute, self.options.history
         self.source = parts.source
         """Where the weights come from, for records."""
 
-        self.planning = PlanningTotals()
+        self.planning: PlanningTotals = PlanningTotals()
         """What has been planned so far, in all sessions."""
 
         self._network, self._pipeline = parts.network, parts.pipeline
@@ -199,9 +200,23 @@ class DreamZeroPolicy:
         }
 
     @property
-    def history(self) -> History:
-        """Return which frames of the past the network is shown."""
-        return self.options.history
+    def can(self) -> Abilities:
+        """Return what it can do, with these weights, options and device."""
+        delays: dict[Method, int] = {
+            "guided": self.embodiment.timing.action_horizon,
+            "trained": self._trained_delay,
+        }
+        on_cpu = self._network.device.type == "cpu"
+        return Abilities(
+            plans=True,
+            batches=True,
+            serves=True,
+            continues={method: longest for method, longest in delays.items() if longest},
+            predicts=self.options.video == "full",
+            # On a GPU both threads would share one queue, and what is captured must be alone.
+            defers=on_cpu and not self.options.compile,
+            encodes=True,
+        )
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -279,23 +294,21 @@ class DreamZeroPolicy:
         """
         return self.act_batch([obs], [session])[0]
 
-    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
         """Return whether the images of the next observation are looked at, then or later.
 
         Where they are not, that observation may lack all of them.
 
         Args:
             session: Which episode; it has been reset.
-            asked: Whether a plan may be requested from that observation, of a session whose plans
-                are requested. None: of one that is asked to :meth:`act`.
+            when: What the observation will be for.
 
         Raises:
             SessionError: The session is not open.
         """
         episode = self._open(session)
-        if asked is None:
-            return episode.reads_next(self.options.execute)
-        return asked or episode.reads_next(None)
+        every = self.options.execute if when == "acting" else None
+        return when == "planning" or episode.reads_next(every)
 
     def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
         """Return whether the next :meth:`act` of ``session`` makes a plan.
@@ -318,74 +331,13 @@ class DreamZeroPolicy:
             ModalityError: An observation does not fit; then no session has seen any of them.
             SessionError: As :meth:`act`, or not one observation for each session.
         """
-        episodes = self._take(observations, sessions, asked=None)
-        due = [episode for episode in episodes if episode.needs_plan]
+        episodes = self._take(observations, sessions, when="acting")
+        due = {n: one for n, one in zip(sessions, episodes, strict=True) if one.needs_plan}
         if due:
-            plans = self._plan([episode.ticket(episode.step_offsets()) for episode in due])
-            for episode, plan in zip(due, plans, strict=True):
+            plans = self._plan([one.ticket(n, one.step_offsets()) for n, one in due.items()])
+            for episode, plan in zip(due.values(), plans, strict=True):
                 episode.plan(plan.actions[: self.options.execute])
         return [episode.next_action() for episode in episodes]
-
-    def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
-        """Return a whole plan; the caller executes as much of it as it likes.
-
-        Observations may hold stacks of frames (T, H, W, 3) instead of one. With history, the
-        network is shown the last four frames sent, as published servers do.
-
-        Args:
-            obs: As for :meth:`act`, or with stacks of frames.
-            session: Which episode it belongs to.
-
-        Returns:
-            ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
-        """
-        return self.infer_batch([obs], sessions=[session])[0]
-
-    def infer_batch(
-        self, observations: Observations, sessions: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Return a plan for each session, made together.
-
-        Args:
-            observations: As for :meth:`act_batch`; each as for :meth:`infer`.
-            sessions: One for each observation.
-        """
-        plans = self.plan_batch(observations, sessions)
-        return [{"actions": plan.actions, "timing": dict(plan.timing)} for plan in plans]
-
-    def plan_batch(
-        self,
-        observations: Observations,
-        sessions: Sequence[str],
-        leftovers: Sequence[Leftover | None] | None = None,
-    ) -> list[Plan]:
-        """Return a plan for each session, made together.
-
-        Args:
-            observations: As for :meth:`infer_batch`.
-            sessions: One for each observation.
-            leftovers: As for :meth:`request`, one for each observation; None: there are none.
-
-        Raises:
-            ConfigError: As :meth:`request`; then no session has seen any observation.
-        """
-        for left in leftovers or ():
-            if left is not None:
-                check_continuing(self, left.method, left.delay)
-        episodes = self._take(observations, sessions)
-        continued = leftovers or [None] * len(episodes)
-        return self._plan(
-            [
-                episode.ticket(episode.call_offsets(), left)
-                for episode, left in zip(episodes, continued, strict=True)
-            ]
-        )
-
-    def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that ``method`` can make a new one begin with."""
-        if method == "trained":
-            return self._trained_delay
-        return self.embodiment.timing.action_horizon
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
         """Take in ``obs``, what the robot of ``session`` sees at this step.
@@ -394,31 +346,53 @@ class DreamZeroPolicy:
             ModalityError, SessionError: As :meth:`act`.
         """
         # Whether a plan will be requested from it is not known: the request looks for its images.
-        self._take([obs], [session], asked=False)
+        self._take([obs], [session], when="moving")
 
-    def request(
-        self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
-    ) -> Ticket:
+    def ask(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Ticket:
         """Return the question for a plan from the newest observation on; nothing is computed.
 
         Args:
-            session: The session that the plan is for.
+            session: The session that has observed.
             leftover: What the robot executes in the meantime; None: the plan starts over.
 
         Raises:
             ConfigError: ``trained`` is asked of a network that was not, or not for such a delay.
             SessionError: The session is not open.
         """
-        if leftover is not None:
-            check_continuing(self, leftover.method, leftover.delay)
+        check_leftovers(self, [leftover])
         episode = self._open(session)
-        return episode.ticket(episode.step_offsets(), leftover)
+        return episode.ticket(session, episode.step_offsets(), leftover)
 
-    def result(self, ticket: Ticket) -> Plan | None:
-        """Return the plan that ``ticket`` asked for; None if its episode is over."""
-        if all(episode is not ticket.episode for episode in tuple(self._episodes.values())):
-            return None
-        return self._plan([ticket])[0]
+    def plan(self, asks: Sequence[Ask]) -> list[Plan]:
+        """Return the plan of each question, made together.
+
+        Observations that come with a question may hold stacks of frames (T, H, W, 3). With history,
+        the network is then shown the last four frames sent, as published servers do.
+
+        Args:
+            asks: Made by :meth:`ask`, or with an observation each.
+
+        Raises:
+            ConfigError: As :meth:`ask`; then no session has seen any observation.
+            ModalityError: An observation does not fit; the same.
+            SessionError: As :meth:`act`, or the episode of a question of :meth:`ask` is over.
+        """
+        check_leftovers(self, [ask.leftover for ask in asks])
+        if all(isinstance(ask, Ticket) for ask in asks):
+            return self._plan([self._current(ask) for ask in asks if isinstance(ask, Ticket)])
+        episodes = self._take([ask.observation for ask in asks], [ask.session for ask in asks])
+        return self._plan([
+            episode.ticket(ask.session, episode.call_offsets(), ask.leftover)
+            for episode, ask in zip(episodes, asks, strict=True)
+        ])  # fmt: skip
+
+    def _current(self, ticket: Ticket) -> Ticket:
+        # A copy, made at once: another thread may open sessions meanwhile.
+        if any(episode is ticket.episode for episode in tuple(self._episodes.values())):
+            return ticket
+        raise SessionError(
+            f"the episode of session {ticket.session!r} is over; the plan was asked for in it"
+        )
 
     def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
         """Return the plan that ``session`` made last; None before the first.
@@ -447,14 +421,6 @@ class DreamZeroPolicy:
             SessionError: The session is not open or has made no plan.
         """
         return self.imagine_later(session)(0)
-
-    @property
-    def defers_images(self) -> bool:
-        """Return whether another thread may decode and encode images while the policy plans.
-
-        Not on a GPU, where both would share one queue and what is captured must be alone.
-        """
-        return self._network.device.type == "cpu" and not self.options.compile
 
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], NDArray[np.uint8]]:
         """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
@@ -493,7 +459,7 @@ class DreamZeroPolicy:
 
     def _imagined(self, session: str) -> ImaginedVideo:
         video = self._open(session).video
-        if self.options.video != "full":
+        if not self.can.predicts:
             raise ConfigError(
                 f"with video={self.options.video!r} no video is predicted, so none can be shown; "
                 "load the policy with video='full' to see one"
@@ -503,20 +469,16 @@ class DreamZeroPolicy:
         return video
 
     def _take(
-        self, observations: Observations, sessions: Sequence[str], *, asked: bool | None = True
+        self, observations: object, sessions: Sequence[str], *, when: When = "planning"
     ) -> list[SessionState]:
         """Return the episodes of ``sessions`` after they have seen their observations.
 
-        Everything is checked before anything changes. ``asked``: as of :meth:`reads_frames`; it
-        says which of them have to hold images.
+        Everything is checked before anything changes. What the observations are for says which of
+        them have to hold images.
         """
         names = check_sessions(sessions)
         given = observations_of(observations, len(names))
-        if len(given) != len(names):
-            raise SessionError(
-                f"{len(given)} observations for the sessions {preview(names, 12)}; give one each, "
-                "every session once"
-            )
+        check_count(given, names)
         new = [name for name in names if name not in self._episodes and name not in self._evicted]
         self._check_room(new)
         for name in names:
@@ -526,7 +488,7 @@ class DreamZeroPolicy:
             read_observation(
                 observation,
                 self.embodiment,
-                frames=name in new or self.reads_frames(session=name, asked=asked),
+                frames=name in new or self.reads_frames(session=name, when=when),
             )
             for name, observation in zip(names, given, strict=True)
         ]

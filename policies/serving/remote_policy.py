@@ -2,8 +2,8 @@
 
 import uuid
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,14 @@ from dzrobot.errors import (
 from dzrobot.modality.window import Observation, check_seen, read_observation, stacked
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
+    Abilities,
     Action,
+    Ask,
     Leftover,
-    Method,
     Plan,
-    check_continuing,
+    Policy,
+    When,
+    check_leftovers,
     check_session,
     frame_offsets,
     reads_next,
@@ -90,16 +93,15 @@ class _Episode:
     """Generation of the connection that the episode began on."""
 
 
-@dataclass(frozen=True, eq=False)
-class RemoteTicket:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RemoteTicket(Ask):
     """A request for one plan, from the newest observation when it was made."""
 
-    session: str
     episode: _Episode
     message: Mapping[str, Any]
 
 
-class RemotePolicy:
+class RemotePolicy(Policy):
     """Acts as the policy of a server does: fetches a plan and executes a part of it.
 
     With dzrobot's own server, actions equal those of its policy in this process, bit for bit.
@@ -134,7 +136,7 @@ class RemotePolicy:
         actions: str | None = None,
         options: ConnectOptions | None = None,
     ) -> None:
-        self.embodiment = embodiment
+        self.embodiment: Embodiment = embodiment
         """The robot."""
 
         self._server = server
@@ -149,7 +151,7 @@ class RemotePolicy:
         self._least = execute or (1 if greeting is None else greeting.execute)
         """Rows that every plan holds."""
 
-        self.execute = execute or self._usual(first)
+        self.execute: int = execute or self._usual(first)
         """Most actions of each plan that are executed."""
 
         self._stated = None if self.execute == LONGEST_PLAN else self.execute
@@ -199,6 +201,12 @@ class RemotePolicy:
             received_bytes=self._bytes[1],
         )
 
+    @property
+    def can(self) -> Abilities:
+        """Return what it can do; other servers than dzrobot's cannot be told of a running plan."""
+        greeting = self._connections[""].greeting
+        return Abilities(plans=True, continues={} if greeting is None else greeting.continues)
+
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.
 
@@ -218,44 +226,26 @@ class RemotePolicy:
             episode.pending.extend(plan[: self.execute])
         return episode.pending.popleft()
 
-    def reads_frames(self, *, session: str = DEFAULT_SESSION, asked: bool | None = None) -> bool:
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
         """Return whether the images of the next observation are sent, with it or later.
 
         Where they are not, that observation may lack all of them.
 
         Args:
             session: Which episode.
-            asked: Whether a plan may be requested from that observation, of a session whose plans
-                are requested. None: of one that is asked to :meth:`act`.
+            when: What the observation will be for.
         """
         episode = self._episodes.get(session)
         if episode is None or episode.stacks:
             return True
-        if asked is None:
+        if when == "acting":
             return reads_next(self._offsets, len(episode.pending), self.execute)
-        return asked or len(self._offsets) > 1
+        return when == "planning" or len(self._offsets) > 1
 
-    def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
-        """Return a whole plan for ``obs`` of ``session``.
-
-        Returns:
-            ``actions`` (H, A) float32 in physical units, and ``timing`` in milliseconds.
-        """
-        episode = self._observe(obs, session, frames=True)
-        plan = self._plan(self._ticket(episode, session))
-        return {"actions": plan, "timing": dict(self._answers[-1].timing)}
-
-    def longest_delay(self, method: Method) -> int:
-        """Return the most rows of a running plan that the server can continue by ``method``.
-
-        Args:
-            method: How the new plan is made to begin with them.
-
-        Returns:
-            0 for other servers than dzrobot's: their protocols cannot express a running plan.
-        """
-        greeting = self._connections[""].greeting
-        return 0 if greeting is None else greeting.continues.get(method, 0)
+    def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
+        """Return whether the next action of ``session`` takes a plan of the server."""
+        episode = self._episodes.get(session)
+        return episode is None or not episode.pending
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
         """Take in ``obs``, what the robot of ``session`` sees at this step.
@@ -264,48 +254,34 @@ class RemotePolicy:
             ModalityError, SessionLostError: As :meth:`act`.
         """
         # Whether a plan will be requested from it is unknown: the request checks for its images.
-        self._observe(obs, session, frames=self.reads_frames(session=session, asked=False))
+        self._observe(obs, session, frames=self.reads_frames(session=session, when="moving"))
 
-    def request(
+    def ask(
         self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None
     ) -> RemoteTicket:
-        """Return a request for a plan from the newest observation on; nothing is sent yet.
+        """Return the question for a plan from the newest observation on; nothing is sent yet.
 
         Args:
-            session: Which session.
+            session: The session that has observed.
             leftover: What the robot executes meanwhile; None: the plan starts afresh.
 
         Raises:
             ConfigError: the server does not announce that it can continue a plan this way.
             SessionError: nothing was observed in the session.
         """
-        if leftover is not None:
-            check_continuing(self, leftover.method, leftover.delay)
+        check_leftovers(self, [leftover])
         if session not in self._episodes:
             raise SessionError(f"session {session!r} has observed nothing: call observe first")
-        ticket = self._ticket(self._episodes[session], session)
-        if leftover is None:
-            return ticket
-        return replace(ticket, message={**ticket.message, "leftover": write_leftover(leftover)})
+        return self._ticket(self._episodes[session], session, leftover)
 
-    def result(self, ticket: RemoteTicket) -> Plan | None:
-        """Return the plan that the server makes for ``ticket``; None if its episode is over.
+    def plan(self, asks: Sequence[Ask]) -> list[Plan]:
+        """Return the plan that the server makes for each question, one after the other.
 
         Raises:
             SessionLostError, ServerError: As :meth:`act`.
+            SessionError: the episode of a question is over.
         """
-        if self._episodes.get(ticket.session) is not ticket.episode:
-            return None
-        actions, answer = self._plan(ticket), self._answers[-1]
-        if answer.targets is None:
-            # Other servers do not send what the network predicted.
-            return Plan(actions=actions, targets=actions, normalized=actions, timing=answer.timing)
-        return Plan(
-            actions=actions,
-            targets=self._rows(answer.targets, len(actions)),
-            normalized=self._rows(answer.normalized, len(actions)),
-            timing=answer.timing,
-        )
+        return [self._answer(ask) for ask in asks]
 
     def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
         """Start a new episode in ``session``; nothing of the one before survives.
@@ -382,8 +358,36 @@ class RemotePolicy:
             return GrootConnection(self._server, self._options, self.embodiment)
         return Connection(self._server, self._options)
 
-    def _ticket(self, episode: _Episode, session: str) -> RemoteTicket:
-        return RemoteTicket(session, episode, self._message(episode))
+    def _ticket(
+        self, episode: _Episode, session: str, leftover: Leftover | None = None
+    ) -> RemoteTicket:
+        message = self._message(episode)
+        if leftover is not None:
+            message["leftover"] = write_leftover(leftover)
+        return RemoteTicket(
+            session=session, observation=episode.seen[-1], leftover=leftover, episode=episode,
+            message=message,
+        )  # fmt: skip
+
+    def _answer(self, ask: Ask) -> Plan:
+        if not isinstance(ask, RemoteTicket):
+            check_leftovers(self, [ask.leftover])
+            episode = self._observe(ask.observation, ask.session, frames=True)
+            ask = self._ticket(episode, ask.session, ask.leftover)
+        elif self._episodes.get(ask.session) is not ask.episode:
+            raise SessionError(
+                f"the episode of session {ask.session!r} is over; the plan was asked for in it"
+            )
+        actions, answer = self._plan(ask), self._answers[-1]
+        if answer.targets is None:
+            # Other servers do not send what the network predicted.
+            return Plan.of(actions, answer.timing)
+        return Plan(
+            actions=actions,
+            targets=self._rows(answer.targets, len(actions)),
+            normalized=self._rows(answer.normalized, len(actions)),
+            timing=answer.timing,
+        )
 
     def _plan(self, ticket: RemoteTicket) -> NDArray[np.float32]:
         episode, connection = ticket.episode, self._connection(ticket.session)

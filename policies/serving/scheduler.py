@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dzrobot.errors import DzrobotError, ServerError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import ContinuingPolicy, Leftover, Plan, PlanningPolicy
+from dzrobot.policies.base import Ask, Leftover, Plan, Policy
 from dzrobot.policies.serving.endpoint import ServerMetrics
 from dzrobot.policies.serving.sessions import Session
 
@@ -35,8 +35,8 @@ class ScheduledPlan:
     batch: int
     """Sessions that were planned for in the same call."""
 
-    plan: Plan | None = None
-    """What the actions were made from; None: the policy does not report it."""
+    plan: Plan
+    """What the actions were made from."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: PlanningPolicy,
+        policy: Policy,
         metrics: ServerMetrics,
         *,
         max_batch: int = 1,
@@ -219,22 +219,18 @@ class Scheduler:
             return [answer for waiting in group for answer in self._plan([waiting])]
 
     def _call_policy(self, group: Sequence[_Waiting]) -> list[ScheduledPlan | DzrobotError]:
-        observations = [waiting.observation for waiting in group]
-        seats = [waiting.session.seat for waiting in group]
-        if isinstance(self._policy, ContinuingPolicy):
-            plans = self._policy.plan_batch(observations, seats, [w.leftover for w in group])
-            return [
-                ScheduledPlan(
-                    actions=plan.actions, timing=dict(plan.timing), batch=len(group), plan=plan
-                )
-                for plan in plans
-            ]
-        results = self._policy.infer_batch(observations, seats)
+        asks = [
+            Ask(session=one.session.seat, observation=one.observation, leftover=one.leftover)
+            for one in group
+        ]
+        began = time.perf_counter()
+        plans = self._policy.plan(asks)
+        usual = {"total_ms": 1000 * (time.perf_counter() - began)}
         return [
             ScheduledPlan(
-                actions=result["actions"], timing=dict(result["timing"]), batch=len(group)
+                actions=plan.actions, timing={**usual, **plan.timing}, batch=len(group), plan=plan
             )
-            for result in results
+            for plan in plans
         ]
 
     def _evict(self, session: Session) -> None:

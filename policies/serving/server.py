@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -21,13 +21,7 @@ from dzrobot.code_identity import CODE, code_with
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
 from dzrobot.messages import ArrayForm, pack, unpack
-from dzrobot.policies.base import (
-    ContinuingPolicy,
-    Leftover,
-    Method,
-    PlanningPolicy,
-    check_continuing,
-)
+from dzrobot.policies.base import Leftover, Policy, check_continuing, robot_of
 from dzrobot.policies.serving.dialects import (
     SUBPROTOCOL,
     VLLM_PATH,
@@ -51,6 +45,7 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
+from dzrobot.policies.wrapping import adapted
 from dzrobot.websocket import PING_S, PONG_S
 
 _log = logging.getLogger(__name__)
@@ -76,19 +71,26 @@ class PolicyServer:
 
     def __init__(
         self,
-        policy: PlanningPolicy,
+        policy: Policy | Any,
         options: ServeOptions | None = None,
         *,
         card: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
+        name, policy = type(policy).__name__, adapted(policy)
+        if not policy.can.serves:
+            raise ConfigError(
+                f"a policy of the class {name} cannot be served: only what makes whole plans can, "
+                "a subclass of dzrobot.Policy that overrides plan (or a plain object with "
+                "serves = True, and with infer_batch, evict, stage and footprint)"
+            )
         if policy.history == "grid":
             raise ConfigError(
                 "history='grid' cannot be served: clients send the newest frame or the last four; "
                 "choose recent or off"
             )
         self._policy = policy
-        self._robot = policy.embodiment
+        self._robot = robot_of(policy)
         self.options = options or ServeOptions()
         self.metrics = ServerMetrics()
         self._card = {**(card or {}), CODE: [code_with([type(policy).__module__]).plain()]}
@@ -235,16 +237,10 @@ class PolicyServer:
             execute=self._execute,
             history="off" if self._policy.history == "off" else "recent",
             card=self._card,
-            continues=self._continues(),
+            continues=dict(self._policy.can.continues),
             images=["jpeg", "zstd"],
         )
         return pack(greeting.model_dump())
-
-    def _continues(self) -> dict[Method, int]:
-        if not isinstance(self._policy, ContinuingPolicy):
-            return {}
-        methods = get_args(Method)
-        return {m: n for m in methods if (n := self._policy.longest_delay(m))}
 
     def _check_leftover(self, dialect: Dialect, left: Leftover) -> None:
         """Refuse to continue a plan where the greeting did not announce it.
@@ -253,7 +249,7 @@ class PolicyServer:
             ProtocolError: the dialect or the policy does not support it.
             ConfigError: the policy cannot continue that many rows.
         """
-        if dialect is not Dialect.DZROBOT or not isinstance(self._policy, ContinuingPolicy):
+        if dialect is not Dialect.DZROBOT or not self._policy.can.continues:
             raise ProtocolError(
                 f"a request with a leftover, but no greeting announced that plans can be "
                 f"continued: the dialect is {dialect.value}; leave the leftover out, or connect "
@@ -333,7 +329,8 @@ class PolicyServer:
             self._recorder.note(client, session, request, plan)
         timing = {"infer_ms": plan.timing["total_ms"], **plan.timing}
         timing["server_ms"] = 1000 * (time.perf_counter() - began)
-        return write_actions(dialect, plan.actions, timing, plan.plan, request.form)
+        targets = plan.plan if self._policy.can.continues else None
+        return write_actions(dialect, plan.actions, timing, targets, request.form)
 
     def _count(
         self, client: ClientConnection, session: Session, frames: int, plan: ScheduledPlan

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
-from dzrobot.policies.base import PlanningPolicy, walk_window
+from dzrobot.policies.base import Policy, walk_window
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""
@@ -200,7 +200,7 @@ class SessionCapacity:
         )
 
 
-def warm_up(policy: PlanningPolicy, *, max_sessions: int | None, max_batch: int) -> SessionCapacity:
+def warm_up(policy: Policy, *, max_sessions: int | None, max_batch: int) -> SessionCapacity:
     """Plan once at every position of the memory's window, and return how many sessions fit.
 
     Args:

@@ -116,7 +116,7 @@ def play(folder, checkpoint):
         for seen in list(observations(environments, np.random.default_rng(9)))[:3]:
             with torch.inference_mode():
                 chunk = policy.predict_action_chunk(before(as_lerobot(seen)))
-            wanted = [plan.actions for plan in own.plan_batch(seen, sessions)]
+            wanted = [plan["actions"] for plan in own.infer_batch(seen, sessions)]
             plans.append(np.array_equal(chunk.numpy(), wanted))
         found[name] = [actions, videos, plans]
     say(**found)

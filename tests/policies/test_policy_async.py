@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
-from dzrobot.errors import ConfigError
-from dzrobot.policies.base import AsyncPolicy, Leftover
+from dzrobot.errors import ConfigError, SessionError
+from dzrobot.policies.base import Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
 from dzrobot.rollout.asynchronous.engine import Engine, VirtualDesk
@@ -40,10 +40,6 @@ def acted(policy, execution, latency="zero", **options):
     return np.stack([engine.act(seen(step)) for step in range(STEPS)])
 
 
-def test_protocol(policy):
-    assert isinstance(policy, AsyncPolicy)
-
-
 def test_without_latency_every_execution_is_the_ordinary_one(policy):
     """To the bit, over four plans: nothing is left over, so nothing is continued."""
     policy.reset("plain", episode=3)
@@ -66,13 +62,13 @@ def test_a_plan_knows_nothing_of_what_comes_after_its_request(policy):
     for later in (0, 3):
         policy.reset("one", episode=0)
         policy.observe(seen(0), session="one")
-        policy.result(policy.request(session="one"))
+        policy.plan([policy.ask(session="one")])[0]
         for step in range(1, 4):
             policy.observe(seen(step), session="one")
-        ticket = policy.request(session="one")
+        ticket = policy.ask(session="one")
         for step in range(4, 4 + later):
             policy.observe(seen(step), session="one")
-        plans.append(policy.result(ticket).actions)
+        plans.append(policy.plan([ticket])[0].actions)
     np.testing.assert_array_equal(*plans)
 
 
@@ -80,10 +76,10 @@ def test_a_plan_knows_nothing_of_what_comes_after_its_request(policy):
 def test_a_plan_begins_with_what_the_robot_executes_meanwhile(policy, method):
     policy.reset("one", episode=0)
     policy.observe(seen(0), session="one")
-    first = policy.result(policy.request(session="one"))
+    first = policy.plan([policy.ask(session="one")])[0]
     policy.observe(seen(1), session="one")
     leftover = Leftover(targets=first.targets[6:], delay=3, method=method)
-    given = policy.result(policy.request(session="one", leftover=leftover))
+    given = policy.plan([policy.ask(session="one", leftover=leftover)])[0]
     np.testing.assert_array_equal(given.targets[:3], first.targets[6:9])
     np.testing.assert_array_equal(given.actions[:3], first.actions[6:9])
     assert np.isfinite(given.targets).all()
@@ -92,22 +88,22 @@ def test_a_plan_begins_with_what_the_robot_executes_meanwhile(policy, method):
 def test_an_episode_that_is_over_gets_no_plan(policy):
     policy.reset("one", episode=0)
     policy.observe(seen(0), session="one")
-    ticket = policy.request(session="one")
+    ticket = policy.ask(session="one")
     policy.reset("one", episode=1)
-    assert policy.result(ticket) is None
+    with pytest.raises(SessionError, match="'one' is over"):
+        policy.plan([ticket])
 
 
 def test_longer_delays_than_trained_are_refused(policy, tmp_path):
     policy.reset("one", episode=0)
     policy.observe(seen(0), session="one")
     rows = np.zeros((9, 7), np.float32)
-    policy.request(session="one", leftover=Leftover(targets=rows, delay=4, method="trained"))
+    policy.ask(session="one", leftover=Leftover(targets=rows, delay=4, method="trained"))
     with pytest.raises(ConfigError, match=r"5 rows .* given 4: .*rtc_training_max_delay=5"):
-        policy.request(session="one", leftover=Leftover(targets=rows, delay=5, method="trained"))
+        policy.ask(session="one", leftover=Leftover(targets=rows, delay=5, method="trained"))
     other = write_tiny_checkpoint(tmp_path / "published", policy.embodiment)
     published = DreamZeroPolicy.from_pretrained(other, embodiment=policy.embodiment)
-    assert published.longest_delay("trained") == 0
-    assert published.longest_delay("guided") == 16
+    assert published.can.continues == {"guided": 16}
 
 
 @pytest.mark.parametrize("delay", [0, 3])
@@ -124,9 +120,9 @@ def test_relative_targets_are_measured_from_the_new_state(tmp_path):
         folder, embodiment=robot, options=PolicyOptions(dit_steps=5)
     )
     policy.observe(seen(0, robot))
-    first = policy.result(policy.request())
+    first = policy.plan([policy.ask()])[0]
     policy.observe(seen(1, robot))
-    ticket = policy.request(leftover=Leftover(targets=first.targets[4:], delay=5))
+    ticket = policy.ask(leftover=Leftover(targets=first.targets[4:], delay=5))
     known = policy._continuing.leftover(ticket)
     moved = seen(1, robot)["state.joint_position"] - seen(0, robot)["state.joint_position"]
     assert np.abs(moved).max() > 0.1

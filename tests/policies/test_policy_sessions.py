@@ -11,7 +11,7 @@ import torch
 from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.errors import ConfigError, ModalityError, SessionError
 from dzrobot.modality.window import read_observation
-from dzrobot.policies.base import BatchPolicy, frame_offsets
+from dzrobot.policies.base import frame_offsets
 from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
@@ -49,10 +49,6 @@ def policy(tiny, loaded):
     policy = loaded[tiny]
     policy.end_all()
     return policy
-
-
-def test_protocol(policy):
-    assert isinstance(policy, BatchPolicy)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:x", "gpu", "npu", "cuda:-1"])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 POLICIES = '''
 import os, threading, time
 import numpy as np
-from dzrobot.policies.base import Plan
+from dzrobot.policies.base import Plan, Policy
 
 class Steer:
     """Steers to the mark, more or less: noise keyed by the episode, memory by the session."""
@@ -68,7 +68,7 @@ class Together(Steer):
         self.batches.append(len(sessions))
         return [self.act(o, session=s) for o, s in zip(observations, sessions)]
 
-class Chunked(Together):
+class Chunked(Together, Policy):
     """Plans at every fourth step, and notes how many plans share a call."""
 
     planned = []

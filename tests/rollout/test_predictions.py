@@ -11,13 +11,13 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.footage import (
+from dzrobot.rollout.pages.predicted import quick_scores, read_parts
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.predictions import (
     latent_errors,
     prediction_files,
     read_predictions,
 )
-from dzrobot.rollout.pages.predicted import quick_scores, read_parts
-from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile, predictions_size
 

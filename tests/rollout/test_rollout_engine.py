@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from dzrobot.embodiments.action_conventions import hold_command
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import Plan, hold_command
+from dzrobot.policies.base import Abilities, Ask, Plan, Policy
 from dzrobot.rollout.asynchronous.engine import (
     Engine,
     EngineActor,
@@ -25,8 +26,14 @@ ROBOT = load_embodiment("libero_mini")
 HORIZON = ROBOT.timing.action_horizon
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Numbers(Ask):
+    episode: int
+    step: int
+
+
 @dataclass
-class Numbered:
+class Numbered(Policy):
     """Row i of the plan made from step t holds t and i; keeps what it was asked."""
 
     embodiment = ROBOT
@@ -39,26 +46,29 @@ class Numbered:
     def act(self, obs, *, session="default"):
         raise AssertionError("the engine asks for plans")
 
-    def reset(self, session=None, *, episode=None):
+    @property
+    def can(self):
+        return Abilities(plans=True, continues={"guided": HORIZON, "trained": self.trained})
+
+    def reset(self, session="default", *, episode=None):
         self.seen, self.asked = 0, []
         self.episode += 1
-
-    def longest_delay(self, method):
-        return self.trained if method == "trained" else HORIZON
 
     def observe(self, obs, *, session="default"):
         self.seen += 1
 
-    def request(self, *, session="default", leftover=None):
+    def ask(self, *, session="default", leftover=None):
         self.asked.append((self.seen - 1, leftover))
-        return self.episode, self.seen - 1
+        return Numbers(observation=seen(), episode=self.episode, step=self.seen - 1)
 
-    def result(self, ticket):
+    def plan(self, asks):
         if self.gate is not None:
             assert self.gate.wait(60)
-        episode, step = ticket
-        if episode != self.episode:
-            return None
+        [numbers] = asks
+        assert numbers.episode == self.episode, "whatever is asked is answered in its episode"
+        return [self.numbered(numbers.step)]
+
+    def numbered(self, step):
         rows = np.zeros((HORIZON, ROBOT.action_dim), np.float32)
         rows[:, 0], rows[:, 1] = step, np.arange(HORIZON)
         rows[:, 6] = 1
@@ -170,9 +180,9 @@ def test_an_ensemble_waits_and_skips_rows_as_one_plan_does():
 @pytest.mark.parametrize(("votes", "command"), [((0.9, -0.2), 1.0), ((-0.9, 0.2), -1.0)])
 def test_grippers_of_an_ensemble_are_averaged_as_predicted(votes, command):
     class Undecided(Numbered):
-        def result(self, ticket):
-            plan = super().result(ticket)
-            plan.targets[:, 6] = votes[ticket[1] % 2]
+        def numbered(self, step):
+            plan = super().numbered(step)
+            plan.targets[:, 6] = votes[step % 2]
             plan.actions[:, 6] = np.where(plan.targets[:, 6] > 0, 1, -1)
             return plan
 
@@ -237,10 +247,8 @@ def test_the_plan_of_an_episode_that_is_over_is_dropped():
     actor = EngineActor(policy=policy, schedule=plan, desk=desk)
     actor.begin(None)
     assert not actor.act(seen())[0].any()
-    ticket = policy.episode, 0
     policy.gate.set()
     actor.begin(None)
-    assert policy.result(ticket) is None
     assert not desk.busy
     while actor.measures().held_steps == len(actor.measures().latency_s) == 0:
         actor.act(seen())
@@ -249,7 +257,7 @@ def test_the_plan_of_an_episode_that_is_over_is_dropped():
 
 def test_an_error_on_the_thread_is_raised_where_actions_are_taken():
     class Broken(Numbered):
-        def result(self, ticket):
+        def plan(self, asks):
             raise RuntimeError("the network broke")
 
     plan = schedule(ExecutionOptions(execution="naive", latency=None), ROBOT, 20.0, 4)

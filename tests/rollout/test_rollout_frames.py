@@ -3,6 +3,7 @@
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -11,16 +12,17 @@ import pytest
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ModalityError
-from dzrobot.policies.base import SelectivePolicy, frame_offsets, reads_next
+from dzrobot.policies.base import Policy, frame_offsets, reads_next
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.footage import PredictingActor, prediction_files, read_predictions
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
+from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
 
@@ -151,33 +153,34 @@ def test_predictions_keep_the_frames_they_show(trained, tmp_path):
     assert found[Watched] == found[Needy]
 
 
-class Prompt:
-    """The policy, whose images are there only when they are asked for at once."""
+class Unwilling(Wrapper):
+    """The policy as on a GPU, where nothing may be computed beside."""
 
     def __init__(self, policy):
-        self.embodiment, self._policy, self.threads = policy.embodiment, policy, set()
-        self.act, self.reset, self.last_plan = policy.act, policy.reset, policy.last_plan
+        super().__init__(policy)
+        self.threads = set()
 
-    def imagine(self, session):
+    @property
+    def can(self):
+        return replace(super().can, defers=False)
+
+    def imagine(self, session="default"):
         self.threads.add(threading.current_thread())
-        return self._policy.imagine(session)
+        return super().imagine(session)
 
     def encode_images(self, images):
         self.threads.add(threading.current_thread())
-        return self._policy.encode_images(images)
+        return super().encode_images(images)
 
 
-class Unwilling(Prompt):
-    """As on a GPU."""
+class Prompt(Unwilling):
+    """Its images are there only when they are asked for at once."""
 
-    defers_images = False
-
-    def imagine_later(self, session):
-        raise AssertionError("nothing may wait")
+    imagine_later = Policy.imagine_later
 
 
 def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_path):
-    assert trained["off"].defers_images
+    assert trained["off"].can.defers
     prompt, unwilling = Prompt(trained["off"]), Unwilling(trained["off"])
     found = []
     for policy in (trained["off"], prompt, unwilling):
@@ -307,7 +310,6 @@ def bare(observation):
 
 def test_a_missing_image_that_is_read_is_refused(trained):
     policy, seen = trained["off"], observations(4)
-    assert isinstance(policy, SelectivePolicy)
     policy.reset("a")
     with pytest.raises(ModalityError, match=r"video\.\w*image.* missing"):
         policy.act(bare(seen[0]), session="a")
@@ -337,7 +339,7 @@ def test_no_plan_is_made_from_an_image_that_was_left_out(trained):
     policy.observe(seen[0], session="a")
     policy.observe(bare(seen[1]), session="a")
     with pytest.raises(ModalityError, match=r"without video\.image, video\.wrist_image"):
-        policy.request(session="a")
+        policy.ask(session="a")
     with pytest.raises(ModalityError, match="missing"):
         policy.infer(bare(seen[2]), session="a")
     remembering = trained["recent"]

@@ -50,9 +50,7 @@ def open_policy(settings: BenchSettings) -> DreamZeroPolicy:
     """
     spec = policy_spec(settings)
     robot = None if spec.embodiment is None else load_embodiment(spec.embodiment)
-    policy = load_policy(resolve_policy(spec, robot)).policy
-    assert isinstance(policy, DreamZeroPolicy), "the name is a checkpoint's"
-    return policy
+    return _network(spec, load_policy(resolve_policy(spec, robot)).policy)
 
 
 def policy_spec(settings: BenchSettings) -> PolicySpec:
@@ -83,16 +81,20 @@ def open_specs(specs: Sequence[PolicySpec]) -> list[DreamZeroPolicy]:
         ConfigError: one of them has no network here.
         CheckpointError: one cannot be used.
     """
-    found = []
-    for spec in specs:
-        policy = load_policy(resolve_policy(spec, None)).policy if spec.is_checkpoint else None
-        if not isinstance(policy, DreamZeroPolicy):
-            raise ConfigError(
-                f"{spec.name} has no chunks that can be timed here: give a folder or hub id of "
-                "weights"
-            )
-        found.append(policy)
-    return found
+    return [
+        _network(
+            spec, load_policy(resolve_policy(spec, None)).policy if spec.is_checkpoint else None
+        )
+        for spec in specs
+    ]
+
+
+def _network(spec: PolicySpec, policy: object) -> DreamZeroPolicy:
+    if not isinstance(policy, DreamZeroPolicy):
+        raise ConfigError(
+            f"{spec.name} has no chunks that can be timed here: give a folder or hub id of weights"
+        )
+    return policy
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def compared_chunks(
         return [None] * len(policies)
     totals = np.array([
         [
-            statistics.fmean(plan["timing"]["total_ms"] for _, plan in walk_window(one, _SESSION))
+            statistics.fmean(plan.timing["total_ms"] for _, plan in walk_window(one, _SESSION))
             for one in policies
         ]
         for _ in range(rounds + 1)
@@ -138,7 +140,7 @@ def chunk_times(policy: DreamZeroPolicy, repeats: int) -> dict[int, list[float]]
     for window in range(repeats + 1):
         for place, plan in walk_window(policy, _SESSION):
             if window:
-                times.setdefault(place, []).append(plan["timing"]["total_ms"])
+                times.setdefault(place, []).append(plan.timing["total_ms"])
     policy.evict(_SESSION)
     return times
 
@@ -175,8 +177,7 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
             policy=policy_spec(settings),
         )
     )
-    policy = prepared.ready.policy
-    assert isinstance(policy, DreamZeroPolicy), "the name is a checkpoint's"
+    policy = _network(prepared.evaluation.policy, prepared.ready.policy)
     marks: list[tuple[float, float]] = []
 
     def mark(far: EvalProgress) -> None:

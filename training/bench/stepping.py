@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.environment import look_at, made_environment
+from dzrobot.rollout.environment import bounds_of, look_at, made_environment
 from dzrobot.rollout.episode import omitter
 from dzrobot.training.bench.document import BenchSettings, Measurement
 
@@ -69,8 +69,7 @@ def _measured(env: gym.Env[Any, Any], repeats: int) -> tuple[list[Measurement], 
 
 def small_action(env: gym.Env[Any, Any]) -> NDArray[np.float32]:
     """Return an action (A,) that moves a robot a little, the same at every call."""
-    space = env.action_space
-    assert isinstance(space, gym.spaces.Box), "of a robot"
+    space = bounds_of(env)
     drawn = numpy_generator("benchmark of an environment").uniform(-0.1, 0.1, space.shape)
     return np.clip(drawn, space.low, space.high).astype(np.float32)
 

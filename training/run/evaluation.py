@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.documents import shorten
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
@@ -50,7 +50,8 @@ def evaluate_open_loop(components: TrainingComponents) -> dict[str, float]:
     ``open_loop/<part>/step_<i>`` (mean over dimensions), both in physical units.
     """
     data = components.datasets.held_out
-    assert data is not None, "checked before anything was opened"
+    if data is None:
+        raise ConfigError("no episodes are held out to compare with: set data.holdout_episodes")
     inputs = components.inputs.held_out(data)
     sums: dict[str, NDArray[np.float64]] = {}
     counts: dict[str, int] = {}
@@ -185,7 +186,8 @@ def evaluate_rollouts(
             raise found
     if world.size > 1:
         outcome = world.from_main(merge(folder, parts) if world.is_main else outcome)
-    assert isinstance(outcome, Summary), "no process has failed"
+    if isinstance(outcome, DzrobotError):
+        raise outcome
     total = outcome.total
     return {
         SUCCESS: total.successes / max(1, total.episodes),

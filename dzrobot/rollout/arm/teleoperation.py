@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.action_conventions import check_holds, hold_command
 from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, pose_and_jacobian
 from dzrobot.envs.franka.env import FrankaEnv
@@ -25,9 +26,9 @@ from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopDevice, TeleopReading
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, check_holds, hold_command
+from dzrobot.policies.base import Action
 from dzrobot.rollout.arm.attended import ENDED, EndedByDriver
-from dzrobot.rollout.environment import facts_of, needed_robot
+from dzrobot.rollout.environment import bounds_of, facts_of, needed_robot
 from dzrobot.rollout.episode import Actor
 
 KEYS = {
@@ -276,11 +277,10 @@ def commands_for(env: gym.Env[Any, Any], device: TeleopDevice) -> Commands:
             "choose an environment of joint angles, such as dzrobot/Franka-DROID-v0, or another "
             "device"
         )
-    assert isinstance(env.action_space, gym.spaces.Box), "joint angles are numbers"
-    return JointCommands(layout, env.action_space, facts.control_hz or robot.timing.control_hz)
+    return JointCommands(layout, bounds_of(env), facts.control_hz or robot.timing.control_hz)
 
 
-class Teleoperator:
+class Teleoperator(Actor):
     """A person with a device, as an actor; see :class:`~dzrobot.rollout.episode.Actor`.
 
     Whoever else chooses actions, a policy that a person watches over, asks :meth:`wanted`.
@@ -321,7 +321,7 @@ class Teleoperator:
             self._rate = RateLimiter(clock or SystemClock(), 1.0 / hz)
         self.begin(env)
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: Any) -> None:
         """Start a new episode, with an open gripper; nothing moves before the deadman is held.
 
         One that is still held from the episode before asks for nothing: it has to be let go first.
@@ -479,7 +479,7 @@ def steering(person: Teleoperator, env: gym.Env[Any, Any]) -> Iterator[gym.Env[A
         raise person.lost
 
 
-class WatchedPolicy:
+class WatchedPolicy(Actor):
     """A policy under a person's hand, as an actor.
 
     While the person holds the deadman, their action is carried out and the policy does not act.
@@ -499,10 +499,10 @@ class WatchedPolicy:
         """Whether the newest action is the person's."""
 
         self._policy = policy
-        self._env: gym.Env[Any, Any] | None = None
+        self._env: Any = None
         self._last: Action | None = None
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: Any) -> None:
         """Start a new episode; the policy acts first."""
         self._env, self._last, self.intervened = env, None, False
         self.person.begin(env)
@@ -521,14 +521,13 @@ class WatchedPolicy:
         self.intervened = wanted is not None and self.person.lost is None
         if wanted is None:
             if before:
-                assert self._env is not None, "begun"
                 self._policy.begin(self._env)
             wanted, _ = self._policy.act(observation)
         self._last = wanted
         return wanted, 1000 * (time.perf_counter() - began)
 
 
-class KeyboardActor:
+class KeyboardActor(Actor):
     """Someone at the keyboard: each key press moves one number by ``pace`` for one step.
 
     Args:
@@ -548,7 +547,7 @@ class KeyboardActor:
         self._pace = pace
         self._open = True
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: Any) -> None:
         """Listen; keys pressed before do not count."""
         if self._owned:
             self._keyboard.open()

@@ -14,22 +14,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.action_conventions import hold_command
 from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Action,
-    AsyncPolicy,
     Leftover,
     Method,
     Plan,
     Policy,
+    When,
     check_continuing,
-    hold_command,
 )
 from dzrobot.rollout.asynchronous.execution import (
     DECAY,
@@ -39,10 +38,10 @@ from dzrobot.rollout.asynchronous.execution import (
     forecast,
     steps_of,
 )
-from dzrobot.rollout.episode import Measures, policy_reads_frames, reset_policy
+from dzrobot.rollout.episode import Actor, Measures
 from dzrobot.rollout.protocol import EpisodeSpec
 
-Think = Callable[[], Plan | None]
+Think = Callable[[], Plan]
 
 METHODS: dict[Execution, Method] = {"rtc": "guided", "trained": "trained"}
 _REMEMBERED = 16
@@ -54,9 +53,7 @@ first costs another time than the rest."""
 class EngineAnswer:
     """What came back of a request."""
 
-    plan: Plan | None
-    """None: it belonged to an episode that is over."""
-
+    plan: Plan
     taken_s: float
 
 
@@ -214,7 +211,7 @@ class Engine:
 
     def __init__(
         self,
-        policy: AsyncPolicy,
+        policy: Policy,
         schedule: Schedule,
         desk: Desk,
         *,
@@ -264,7 +261,8 @@ class Engine:
     def reads_frames(self) -> bool:
         """Return whether the images of the next observation are looked at, then or later."""
         asked = self._moved >= self._schedule.execute if self._desk.busy else self._due()
-        return policy_reads_frames(self._policy, self._session, asked=asked)
+        when: When = "planning" if asked else "moving"
+        return self._policy.reads_frames(session=self._session, when=when)
 
     def measures(self) -> Measures:
         """Return what was measured until now."""
@@ -282,9 +280,9 @@ class Engine:
         leftover = self._leftover(min(self._foreseen, left))
         if leftover is not None:
             self._foreseen = leftover.delay
-        ticket = self._policy.request(session=self._session, leftover=leftover)
+        ask = self._policy.ask(session=self._session, leftover=leftover)
         self._asked_at, self._moved = self._step, 0
-        self._desk.submit(self._step, lambda: self._policy.result(ticket))
+        self._desk.submit(self._step, lambda: self._policy.plan([ask])[0])
 
     def _leftover(self, delay: int) -> Leftover | None:
         """Return what the coming plan is to continue; None where it starts over."""
@@ -292,7 +290,7 @@ class Engine:
         method = METHODS.get(options.execution)
         if method is None or self._plan is None:
             return None
-        delay = min(delay, self._policy.longest_delay(method))
+        delay = min(delay, self._policy.can.continues.get(method, 0))
         if not delay:
             return None
         return Leftover(
@@ -306,7 +304,7 @@ class Engine:
     def _collect(self) -> None:
         """Go over to the plan that was asked for, if it is there."""
         answer = self._desk.answer(self._step)
-        if answer is None or answer.plan is None:
+        if answer is None:
             return
         log = self._log
         log.latency_s.append(answer.taken_s)
@@ -365,41 +363,44 @@ class Engine:
 
 
 @dataclass(kw_only=True)
-class EngineActor:
+class EngineActor(Actor):
     """A policy of this process, as an actor in whose world time passes while it thinks."""
 
-    policy: AsyncPolicy
+    policy: Policy
     schedule: Schedule
     desk: Desk
     session: str = DEFAULT_SESSION
     noise_key: int | None = None
     hand: slice | None = None
-    engine: Engine | None = None
+    engine: Engine = field(init=False)
 
-    def begin(self, env: gym.Env[Any, Any] | None) -> None:
+    def __post_init__(self) -> None:
+        self._renew()
+
+    def begin(self, env: Any) -> None:
         """Start a new episode in the session; a plan that is still being made is dropped."""
         self.desk.clear()
-        reset_policy(self.policy, self.session, self.noise_key)
-        self.engine = Engine(
-            self.policy, self.schedule, self.desk, session=self.session, hand=self.hand
-        )
+        self.policy.reset(self.session, episode=self.noise_key)
+        self._renew()
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the action and the time that this process spent on it."""
-        assert self.engine is not None, "begun"
         began = time.perf_counter()
         action = self.engine.act(observation)
         return action, 1000 * (time.perf_counter() - began)
 
     def reads_frames(self) -> bool:
         """Return whether the images of the next observation are looked at, then or later."""
-        assert self.engine is not None, "begun"
         return self.engine.reads_frames()
 
     def measures(self) -> Measures:
         """Return what was measured of the episode."""
-        assert self.engine is not None, "begun"
         return self.engine.measures()
+
+    def _renew(self) -> None:
+        self.engine = Engine(
+            self.policy, self.schedule, self.desk, session=self.session, hand=self.hand
+        )
 
 
 class Engines:
@@ -415,26 +416,24 @@ class Engines:
         self.schedule = schedule
         self._seed, self._hands = seed, hands
         # One for all episodes: the policy is not to be called from two threads.
-        self._desk = ThreadDesk() if schedule.options.latency is None else None
+        self._desk = ThreadDesk()
 
-    def actor(self, policy: AsyncPolicy, session: str, case: EpisodeSpec) -> EngineActor:
+    def actor(self, policy: Policy, session: str, case: EpisodeSpec) -> EngineActor:
         """Return the actor of one episode."""
-        desk = self._desk or self._virtual(case)
+        latency = self.schedule.options.latency
         return EngineActor(
             policy=policy,
             schedule=self.schedule,
-            desk=desk,
+            desk=self._desk if latency is None else self._virtual(latency, case),
             session=session,
             noise_key=case.noise_key,
             hand=self._hands[case.env],
         )
 
-    def _virtual(self, case: EpisodeSpec) -> VirtualDesk:
-        options = self.schedule.options
-        assert options.latency is not None, "a virtual clock"
+    def _virtual(self, latency: Latency, case: EpisodeSpec) -> VirtualDesk:
         key = (self._seed, case.suite, case.task_id, case.episode)
-        first_free = options.first_plan == "free"
-        return VirtualDesk(options.latency, self.schedule.hz, key, first_free=first_free)
+        first_free = self.schedule.options.first_plan == "free"
+        return VirtualDesk(latency, self.schedule.hz, key, first_free=first_free)
 
 
 def ensemble_weights(count: int, decay: float) -> NDArray[np.float64]:
@@ -453,10 +452,10 @@ def check_policy(policy: Policy | None, schedule: Schedule) -> None:
     Raises:
         ConfigError: it makes no plans, or cannot continue one.
     """
-    if not isinstance(policy, AsyncPolicy):
+    if policy is None or not policy.can.plans:
         raise ConfigError(
             "--execution and --latency are of plans: they need a checkpoint, 'remote', or a "
-            "policy with observe, request and result (dzrobot.policies.base.AsyncPolicy)"
+            "subclass of dzrobot.Policy that overrides plan"
         )
     method = METHODS.get(schedule.options.execution)
     if method is not None and schedule.delay != 0:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dzrobot.documents import read_bytes, shorten
+from dzrobot.embodiments.action_conventions import check_holds
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import check_holds
 
 Kind = Literal["zero", "seconds", "steps", "lognormal", "file", "measured"]
 

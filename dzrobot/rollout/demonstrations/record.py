@@ -13,10 +13,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.action_conventions import check_holds, hold_command
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.files import undone_on_error
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, check_holds, hold_command
+from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch
 from dzrobot.rng import seed_sequence
@@ -235,7 +236,7 @@ class RecordedActions:
     """Whether the task was done, where the recording says so."""
 
 
-class ReplayActor:
+class ReplayActor(Actor):
     """Repeats recorded actions.
 
     Args:
@@ -248,7 +249,7 @@ class ReplayActor:
         self._actions = actions
         self._step = 0
 
-    def begin(self, env: gym.Env[Any, Any]) -> None:
+    def begin(self, env: Any) -> None:
         """Start at the first action."""
         self._step = 0
 
@@ -285,7 +286,7 @@ def replay(
     return outcome, np.stack(seen)
 
 
-class CallableActor:
+class CallableActor(Actor):
     """Asks a function for every action.
 
     Args:
@@ -294,9 +295,6 @@ class CallableActor:
 
     def __init__(self, function: Callable[[Observation], Any]) -> None:
         self._function = function
-
-    def begin(self, env: gym.Env[Any, Any]) -> None:
-        """Do nothing: functions remember nothing."""
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return what the function says, and how long it took (ms)."""

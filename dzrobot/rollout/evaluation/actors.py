@@ -30,8 +30,8 @@ from dzrobot.rollout.evaluation.evaluate import (
     pool_opener,
     prepare,
 )
-from dzrobot.rollout.footage import prediction_files
 from dzrobot.rollout.policy_spec import PolicySettings
+from dzrobot.rollout.predictions import prediction_files
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
 from dzrobot.rollout.records import ERROR_FOLDER, LOCK_FILE, RUNS_FILE, Record, storing

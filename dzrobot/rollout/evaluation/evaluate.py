@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dzrobot.code_identity import CODE, code_with, package_code
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
-from dzrobot.policies.base import BatchPolicy
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
@@ -33,7 +32,7 @@ from dzrobot.rollout.evaluation.card import (
     with_code_of,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
-from dzrobot.rollout.footage import PredictingPolicy, Wanted
+from dzrobot.rollout.footage import Wanted
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes, shard_of
@@ -46,10 +45,9 @@ from dzrobot.rollout.records import (
     read_uses,
     remove_unfinished,
 )
-from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
+from dzrobot.rollout.workers import Acting, KeptEnvironment, MakeActor, RolloutSettings, WorkerPool
 
 if TYPE_CHECKING:
-    from dzrobot.rollout.asynchronous.engine import Engines
     from dzrobot.rollout.asynchronous.execution import ExecutionOptions, Schedule
 
 PREDICTED_EPISODES = 100
@@ -223,7 +221,7 @@ def prepare(evaluation: Evaluation) -> PreparedEvaluation:
         from dzrobot.rollout.asynchronous.engine import check_policy
 
         check_policy(ready.policy, timed)
-    if evaluation.batched and not isinstance(ready.policy, BatchPolicy):
+    if evaluation.batched and not (ready.policy is not None and ready.policy.can.batches):
         raise ConfigError(
             f"--batch gives several episodes to a policy in one call, and {policy.label} takes one "
             "at a time (it has no act_batch): leave --batch out"
@@ -413,10 +411,11 @@ def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
         ConfigError: they are asked for, and there are none.
     """
     why = None
-    if not isinstance(prepared.ready.policy, PredictingPolicy):
-        why = "the policy predicts no video that could be kept"
-    elif (video := prepared.ready.card.get("video", "full")) != "full":
+    policy = prepared.ready.policy
+    if (video := prepared.ready.card.get("video", "full")) != "full":
         why = f"with --video {video} the policy predicts no video"
+    elif policy is None or not policy.can.predicts:
+        why = "the policy predicts no video that could be kept"
     elif prepared.evaluation.batched:
         why = "with --batch no episode is asked for its own plan"
     elif prepared.moves_an_arm:
@@ -430,13 +429,13 @@ def _predicts(prepared: PreparedEvaluation, options: RunOptions) -> bool:
     return options.predictions
 
 
-def _engines(prepared: PreparedEvaluation) -> "Engines | None":
+def _engines(prepared: PreparedEvaluation) -> MakeActor | None:
     if prepared.schedule is None:
         return None
     from dzrobot.rollout.asynchronous.engine import Engines
 
     hands = {name: facts.hand_position for name, facts in prepared.facts.items()}
-    return Engines(prepared.schedule, prepared.evaluation.spec.seed, hands)
+    return Engines(prepared.schedule, prepared.evaluation.spec.seed, hands).actor
 
 
 def _schedule(

@@ -21,8 +21,13 @@ from dzrobot.files import make_folders, write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.evaluation.comparison import Results
-from dzrobot.rollout.footage import Chunk, EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.pages.content import Predicted, Run, Scores
+from dzrobot.rollout.predictions import (
+    Chunk,
+    EpisodePredictions,
+    prediction_files,
+    read_predictions,
+)
 from dzrobot.rollout.protocol import EpisodeSpec
 
 Image = NDArray[np.uint8]

@@ -19,7 +19,7 @@ QUALITIES = {
 """What is looked at of an episode's predicted video, higher is better; means over its plans.
 
 The last is ``copy_latent_error - latent_error``, see
-:func:`~dzrobot.rollout.footage.latent_errors`: only of policies that encode images.
+:func:`~dzrobot.rollout.predictions.latent_errors`: only of policies that encode images.
 """
 
 

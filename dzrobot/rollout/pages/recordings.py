@@ -9,9 +9,9 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import explained, replacing
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.comparison import Results, read_results
-from dzrobot.rollout.footage import EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.pages.content import film_of
 from dzrobot.rollout.pages.predicted import read_parts
+from dzrobot.rollout.predictions import EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.records import Record
 
 if TYPE_CHECKING:

@@ -458,8 +458,8 @@ class HashingWriter(FileSystemWriter):
         """Write what lies where, and collect the hashes; called in the main process."""
         super().finish(metadata, results)
         for written in chain.from_iterable(results):
-            assert isinstance(written, _HashedResult), "of write_data"
-            self.digests[written.storage_data.relative_path] = written.sha256
+            if isinstance(written, _HashedResult):
+                self.digests[written.storage_data.relative_path] = written.sha256
 
 
 def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import SessionError
 from dzrobot.modality.window import read_observation
-from dzrobot.policies.base import Footprint
+from dzrobot.policies.base import Footprint, Plan, Policy, check_leftovers
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.server import PolicyServer, in_background
 
@@ -28,7 +28,7 @@ ARENA = {
 """The greeting of RoboArena's clients for :data:`DROID`."""
 
 
-class Remembering:
+class Remembering(Policy):
     """Plans numbers that depend on everything its session has seen, and on nothing else."""
 
     history = "recent"
@@ -43,7 +43,7 @@ class Remembering:
         self.began = threading.Semaphore(0)
         self.fails = False
 
-    def reset(self, session=None, *, episode=None):
+    def reset(self, session="default", *, episode=None):
         self.open[session] = [hashlib.sha256(str(episode or 0).encode()), 0]
         self.episodes.append(episode)
 
@@ -58,17 +58,15 @@ class Remembering:
     def footprint(self, session):
         return Footprint(session=1000, free=1_000_000)
 
-    def act(self, obs, *, session="default"):
-        return self.infer_batch([obs], [session])[0]["actions"][0]
-
-    def infer_batch(self, observations, sessions):
-        seen = [read_observation(given, self.embodiment) for given in observations]
+    def plan(self, asks):
+        check_leftovers(self, [ask.leftover for ask in asks])
+        seen = [read_observation(ask.observation, self.embodiment) for ask in asks]
         self.began.release()
         assert self.gate.wait(60)
         if self.fails:
             raise RuntimeError("the device is gone")
-        self.batches.append(len(sessions))
-        return [self._plan(frames, name) for frames, name in zip(seen, sessions, strict=True)]
+        self.batches.append(len(asks))
+        return [self._plan(frames, ask.session) for frames, ask in zip(seen, asks, strict=True)]
 
     def _plan(self, frames, name):
         digest = self.open[name][0]
@@ -79,10 +77,8 @@ class Remembering:
         self.open[name][1] += 1
         draws = np.random.default_rng(list(digest.digest()))
         shape = (self.embodiment.timing.action_horizon, self.embodiment.action_dim)
-        return {
-            "actions": draws.uniform(-1, 1, shape).astype(np.float32),
-            "timing": {"total_ms": 1.0},
-        }
+        rows = draws.uniform(-1, 1, shape).astype(np.float32)
+        return Plan(actions=rows, targets=rows, normalized=rows, timing={"total_ms": 1.0})
 
 
 @contextmanager

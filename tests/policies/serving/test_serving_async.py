@@ -8,7 +8,7 @@ from serving_peers import MINI, Remembering, ask, serving, talking
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, SessionError, SessionLostError
-from dzrobot.policies.base import AsyncPolicy, ContinuingPolicy, Leftover
+from dzrobot.policies.base import Leftover
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
 from dzrobot.policies.serving.connection import ConnectOptions
 from dzrobot.policies.serving.dialects import SUBPROTOCOL
@@ -89,13 +89,12 @@ def test_the_running_plan_makes_a_difference(here):
 
 
 def test_a_client_can_do_what_its_server_says(network, remote):
-    assert isinstance(remote, AsyncPolicy)
-    assert isinstance(network, ContinuingPolicy)
-    assert (remote.longest_delay("guided"), remote.longest_delay("trained")) == (16, 4)
+    assert remote.can.plans
+    assert remote.can.continues == network.can.continues == {"guided": 16, "trained": 4}
     remote.observe(seen(0, SIM))
     rows = np.zeros((9, 7), np.float32)
     with pytest.raises(ConfigError, match=r"5 rows .* given 4: .*rtc_training_max_delay=5"):
-        remote.request(leftover=Leftover(targets=rows, delay=5, method="trained"))
+        remote.ask(leftover=Leftover(targets=rows, delay=5, method="trained"))
 
 
 def test_a_server_that_announces_nothing_continues_nothing():
@@ -104,8 +103,8 @@ def test_a_server_that_announces_nothing_continues_nothing():
         client = RemotePolicy(address(server), MINI, options=QUICK)
         client.observe(seen(0, MINI))
         with pytest.raises(ConfigError, match="given none: execution 'rtc' needs a network"):
-            client.request(leftover=leftover)
-        assert client.result(client.request()) is not None
+            client.ask(leftover=leftover)
+        assert len(client.plan([client.ask()])[0].actions) == MINI.timing.action_horizon
         client.close()
 
 
@@ -176,8 +175,8 @@ def test_the_robot_sees_on_while_the_server_thinks():
         policy.gate.clear()
         client.observe(seen(0, MINI))
         for step in (1, 5):
-            ticket = client.request()
-            desk.submit(step, lambda ticket=ticket: client.result(ticket))
+            ticket = client.ask()
+            desk.submit(step, lambda ticket=ticket: client.plan([ticket])[0])
             for later in range(step, step + 4):
                 client.observe(seen(later, MINI))
                 assert policy.gate.is_set() or desk.answer(later) is None
@@ -200,11 +199,12 @@ def test_an_episode_that_is_over_gets_no_plan_and_asks_for_none():
         client = RemotePolicy(address(server), MINI, options=QUICK)
         policy.batches.clear()
         with pytest.raises(SessionError, match="observed nothing"):
-            client.request(session="a")
+            client.ask(session="a")
         client.observe(seen(0, MINI), session="a")
-        ticket = client.request(session="a")
+        ticket = client.ask(session="a")
         client.reset("a")
-        assert client.result(ticket) is None
+        with pytest.raises(SessionError, match="'a' is over"):
+            client.plan([ticket])
         assert policy.batches == []
         client.close()
 
@@ -215,13 +215,13 @@ def test_a_connection_that_breaks_while_the_server_thinks_ends_the_episode():
     with serving(policy) as server:
         client = RemotePolicy(address(server), MINI, options=QUICK)
         client.observe(seen(0, MINI))
-        client.result(client.request())
+        client.plan([client.ask()])[0]
         while policy.began.acquire(blocking=False):
             pass
         policy.gate.clear()
         client.observe(seen(1, MINI))
-        ticket = client.request()
-        desk.submit(0, lambda: client.result(ticket))
+        ticket = client.ask()
+        desk.submit(0, lambda: client.plan([ticket])[0])
         assert policy.began.acquire(timeout=60)
         client._connections[""]._socket.close()
         with pytest.raises(SessionLostError, match="of the episode is gone"):

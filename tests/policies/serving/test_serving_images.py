@@ -37,9 +37,9 @@ def seen(seed):
 class Keeping(Remembering):
     """Keeps the images that it was asked with."""
 
-    def infer_batch(self, observations, sessions):
-        self.shown = [frame for given in observations for frame in read_observation(given, DROID)]
-        return super().infer_batch(observations, sessions)
+    def plan(self, asks):
+        self.shown = [frame for ask in asks for frame in read_observation(ask.observation, DROID)]
+        return super().plan(asks)
 
 
 def remote_plans(coding):

@@ -34,12 +34,12 @@ from serving_peers import Remembering
 
 
 class Gated(Remembering):
-    def infer_batch(self, observations, sessions):
+    def plan(self, asks):
         if Path("closed").exists():
             Path("begun").touch()
         while Path("closed").exists():
             sleep(0.01)
-        return super().infer_batch(observations, sessions)
+        return super().plan(asks)
 """
 
 

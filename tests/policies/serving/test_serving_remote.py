@@ -112,7 +112,7 @@ def test_images_are_only_needed_where_they_are_sent():
             actions.append(remote.act(obs if looked[-1] else state, session="a"))
         remote.observe(state, session="a")
         with pytest.raises(ModalityError, match=r"without video\.image"):
-            remote.request(session="a")
+            remote.ask(session="a")
         remote.close()
     assert looked == [True, False, False, True, False]
     assert np.array_equal(actions, expected)

@@ -110,8 +110,8 @@ def test_who_is_due_first_is_served_first():
             before = len(server._scheduler._waiting)
             peer.send(frame(droid_request(0, deadline_ms=due)))
             until(lambda before=before: len(server._scheduler._waiting) > before)
-        genuine = policy.infer_batch
-        policy.infer_batch = lambda given, names: order.extend(names) or genuine(given, names)
+        genuine = policy.plan
+        policy.plan = lambda asks: order.extend(ask.session for ask in asks) or genuine(asks)
         policy.gate.set()
         for peer in peers:
             peer.recv(timeout=60)

@@ -164,7 +164,8 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
 
     @property
     def _config(self) -> LeRobotDreamZeroConfig:
-        assert isinstance(self.config, LeRobotDreamZeroConfig), "checked at the start"
+        if not isinstance(self.config, LeRobotDreamZeroConfig):
+            raise ConfigError(f"the configuration became one of {type(self.config).__name__}")
         return self.config
 
     def train(self, mode: bool = True) -> Self:
@@ -296,10 +297,10 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
         """
         observations = list(self._columns.observations(batch))
         sessions = self._opened(len(observations))
-        plans = self._acting.plan_batch(observations, sessions)
+        plans = self._acting.infer_batch(observations, sessions)
         if self._config.save_predicted_video:
             self._imagine()
-        return torch.from_numpy(np.stack([plan.actions for plan in plans]))
+        return torch.from_numpy(np.stack([plan["actions"] for plan in plans]))
 
     def decode_predicted_latents(self, latents: Tensor) -> Tensor:
         """Return the frames (T, H, W, 3) uint8 of what LeRobot collected, one plan after another.
