@@ -14,9 +14,9 @@ from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, 
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
 from dzrobot.process import terminable
-from dzrobot.rollout.environment import check_arguments, facts_of, made_environment, modules_of
-from dzrobot.rollout.episode import omitter
+from dzrobot.rollout.environment import check_arguments, made_environment, modules_of
 from dzrobot.rollout.evaluation.card import library_versions
+from dzrobot.rollout.facts import facts_of, omitter
 
 _DEFAULT = EnvServerOptions()
 
@@ -93,7 +93,7 @@ def make_hosted(
     kept = {k: v for k, v in vars(facts).items() if k in Facts.model_fields and k != "hand"}
     return Hosted(
         env=made,
-        omit=omitter(made),
+        omit=omitter(made, facts),
         facts=Facts(**kept, hand=write_hand(facts.hand)),
         about={
             "env": env,

@@ -18,7 +18,8 @@ from dzrobot.progress import Show
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
-from dzrobot.rollout.environment import EnvironmentFacts, accepted, look_at, needed_robot
+from dzrobot.rollout.environment import accepted, look_at, needed_robot
+from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.training.data.column_mapping import (
     TASK_COLUMN,
     ColumnSource,

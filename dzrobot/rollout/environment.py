@@ -3,22 +3,19 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from numpy.typing import NDArray
 from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.action_conventions import check_conventions
-from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     ConfigError,
     ErrorCapture,
@@ -29,46 +26,8 @@ from dzrobot.errors import (
 )
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
+from dzrobot.rollout.facts import EnvironmentFacts, facts_of
 from dzrobot.rollout.protocol import EpisodeSpec, Protocol
-
-
-@runtime_checkable
-class AttendedArm(typing.Protocol):
-    """An environment that drives an arm, real or emulated, which people stand beside."""
-
-    is_real: bool
-    """Whether it is reached at an address; one that is emulated here is not."""
-
-    judged_by_operator: bool
-    """Whether a person says if an episode succeeded."""
-
-    def attend(self, operator: Any, *, unattended: bool = False) -> None:
-        """Say who looks after the arm, before the first reset.
-
-        Raises:
-            ConfigError: the arm is a real one, and nobody does.
-        """
-        ...
-
-    def rest(self) -> None:
-        """Stop the arm at once, from any thread."""
-        ...
-
-    def operator_stop(self) -> Exception:
-        """Stop the arm for a person, from any thread; nothing moves until one has looked.
-
-        Returns:
-            What says so, and what ends it.
-        """
-        ...
-
-    def images(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Return the newest image (H, W, 3) of every camera."""
-        ...
-
-    def reported(self, info: dict[str, Any], outcome: Any) -> dict[str, Any]:
-        """Return ``info`` with a person's verdict."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,102 +48,9 @@ class OperatorOptions:
     """Whether the operator is asked why an episode failed."""
 
 
-def at_full_speed(arguments: Mapping[str, Any], facts: "EnvironmentFacts") -> dict[str, Any]:
+def at_full_speed(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str, Any]:
     """Return ``arguments`` of an environment that may drive a real arm at full speed."""
     return {**arguments, "full_speed": True} if facts.is_real else dict(arguments)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentFacts:
-    """What an environment states in attributes of ``env.unwrapped``; all may be absent."""
-
-    embodiment: Embodiment | None = None
-    """Whose keys, sizes and actions it has."""
-
-    control_hz: float | None = None
-    """Steps per second; None: the embodiment's."""
-
-    init_states: int | None = None
-    """Initial states of its task, numbered from 0; None: it has no numbers."""
-
-    task: str | None = None
-    """Instruction, where it is known before the first reset."""
-
-    hand: HandMotion | None = None
-    """Which numbers of state and action move its hand, and what they mean."""
-
-    hand_position: slice | None = None
-    """Where in the concatenated state the position of the hand is, in meters."""
-
-    prompt: str | None = None
-    """Where its instructions come from, where there is more than one source."""
-
-    opengl: str | None = None
-    """Backend that it draws with, where the images may depend on it."""
-
-    moves_an_arm: bool = False
-    """Whether it drives an arm, real or emulated."""
-
-    is_real: bool = False
-    """Whether metal moves."""
-
-    remote: Mapping[str, Any] | None = None
-    """What a result depends on of an environment that a server makes; None: it runs here."""
-
-    workcell: Mapping[str, Any] | None = None
-    """What a result depends on of the arm's workcell; None: no arm."""
-
-    perturbations: tuple[str, ...] = ()
-    """Axes along which its scene can be made harder."""
-
-    libraries: tuple[str, ...] = ()
-    """Distributions whose versions a result depends on, beyond those of every evaluation."""
-
-    @property
-    def robot(self) -> Embodiment | None:
-        """Robot that policies for it are made for: the built-in description, if its tag has one.
-
-        A workcell may depart from that, in the axes of its actions for example; see
-        :mod:`dzrobot.embodiments.action_conventions`. What its steps are measured from is its own
-        choice: a checkpoint says what it was trained with.
-        """
-        own = self.embodiment
-        if own is None:
-            return None
-        return replace(EMBODIMENTS.get(own.tag, own), action_anchor=own.action_anchor)
-
-
-def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
-    """Return what ``env`` states; it need not have been reset.
-
-    Raises:
-        ConfigError: its embodiment or hand is something else.
-    """
-    inner = env.unwrapped
-    # Attributes of foreign classes, by the names that docs/extend/environment.md promises.
-    stated = {
-        field.name: value
-        for field in fields(EnvironmentFacts)
-        if (value := getattr(inner, field.name, None)) is not None
-    }
-    own, hand = stated.get("embodiment"), stated.get("hand")
-    if own is not None and not isinstance(own, Embodiment):
-        raise ConfigError(
-            f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
-            "such as load_embodiment('libero_sim')"
-        )
-    if hand is not None and not isinstance(hand, HandMotion):
-        raise ConfigError(
-            f"{type(inner).__name__}.hand is a {type(hand).__name__}; give a HandMotion, or "
-            "leave it out"
-        )
-    if own is not None:
-        stated.setdefault("control_hz", own.timing.control_hz)
-    if hand is not None:
-        stated["hand_position"] = hand.position
-    is_arm = isinstance(inner, AttendedArm)
-    stated |= {"moves_an_arm": is_arm, "is_real": is_arm and stated.get("is_real", False)}
-    return EnvironmentFacts(**stated)
 
 
 def look_at(

@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -29,40 +29,7 @@ from dzrobot.errors import (
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
 from dzrobot.policies.wrapping import adapted
-
-_BLIND = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing)
-"""Wrappers of Gymnasium that hand every observation on without a look at it."""
-
-
-@runtime_checkable
-class FrameSkippingEnv(Protocol):
-    """An environment that can leave out the images of an observation, and the time they take."""
-
-    def omit_frames(self) -> None:
-        """Leave all ``video.*`` out of the observation of the next step, and of no other."""
-        ...
-
-
-def omitter(env: gym.Env[Any, Any]) -> Callable[[], None] | None:
-    """Return what makes ``env`` leave out the images of its next step; None where it cannot.
-
-    A wrapper may need every image, as one does that records or stacks them. So all of them have to
-    be known not to: those that ``gym.make`` adds, and those with a true attribute
-    ``takes_missing_frames``.
-
-    Args:
-        env: The environment, wrapped or not; what it says of itself is on ``env.unwrapped``.
-    """
-    inner = env.unwrapped
-    if not isinstance(inner, FrameSkippingEnv):
-        return None
-    while isinstance(env, gym.Wrapper):
-        # Of the class: an instance would answer for what it wraps.
-        if not isinstance(env, _BLIND) and not getattr(type(env), "takes_missing_frames", False):
-            return None
-        env = env.env
-    return inner.omit_frames
-
+from dzrobot.rollout.facts import EnvironmentFacts, facts_of, omitter
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -229,20 +196,6 @@ class PolicyFailedError(Exception):
         self.failure = failure
 
 
-@runtime_checkable
-class HoldingEnv(Protocol):
-    """An environment whose robot is held when its policy fails."""
-
-    def policy_failed(self, ended: str, reason: str) -> dict[str, Any]:
-        """Hold the robot, end the episode, and return the last info.
-
-        Args:
-            ended: `INVALID_ACTION` or `POLICY_ERROR`.
-            reason: What the policy did.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResult:
     """What came of one episode."""
@@ -355,7 +308,8 @@ def run_episode(
         ModalityError: the environment does not say whether the goal holds.
         ConfigError: policy and environment say that they read actions differently.
     """
-    _check_made_for(policy, env)
+    facts = facts_of(env)
+    _check_made_for(policy, facts)
     rules = rules or EpisodeRules()
     actor = policy if isinstance(policy, Actor) else PolicyActor(policy=adapted(policy))
     digest, clock = hashlib.sha256(), _Clock()
@@ -364,14 +318,14 @@ def run_episode(
     observation, info = env.reset(seed=rules.seed, options=starts or None)
     clock.reset_ms = 1000 * (time.perf_counter() - began)
     actor.begin(env)
-    omit = omitter(env) if watch is None else None
+    omit = omitter(env, facts) if watch is None else None
     watch = watch or _blind
     watch(observation)
     steps, success, over, failure = 0, False, False, None
     while not over:
         chosen = _chosen(actor, observation, env, is_first=steps == 0)
         if isinstance(chosen, PolicyFailure):
-            failure, info = chosen, _held(env, info, chosen)
+            failure, info = chosen, _held(env, facts, info, chosen)
             break
         action, spent = chosen
         digest.update(action.tobytes())
@@ -406,11 +360,11 @@ def run_episode(
     )
 
 
-def _check_made_for(policy: object, env: gym.Env[Any, Any]) -> None:
+def _check_made_for(policy: object, facts: EnvironmentFacts) -> None:
     """Compare what policy and environment say of their robots, as far as they do."""
-    made_for, stated = (getattr(one, "embodiment", None) for one in (policy, env.unwrapped))
-    if isinstance(made_for, Embodiment) and isinstance(stated, Embodiment):
-        check_conventions(stated, made_for)
+    made_for = getattr(policy, "embodiment", None)
+    if isinstance(made_for, Embodiment) and facts.embodiment is not None:
+        check_conventions(facts.embodiment, made_for)
 
 
 def choose(
@@ -467,12 +421,12 @@ def _chosen(
 
 
 def _held(
-    env: gym.Env[Any, Any], info: Mapping[str, Any], failure: PolicyFailure
+    env: Any, facts: EnvironmentFacts, info: Mapping[str, Any], failure: PolicyFailure
 ) -> dict[str, Any]:
     """Return the last info of an episode that its policy has ended; a robot is held."""
-    inner = env.unwrapped
-    if isinstance(inner, HoldingEnv):
-        return inner.policy_failed(failure.ended, failure.error)
+    if facts.holds:
+        held: dict[str, Any] = env.unwrapped.policy_failed(failure.ended, failure.error)
+        return held
     return {**info, "reset_reason": failure.ended}
 
 

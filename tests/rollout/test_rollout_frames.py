@@ -19,8 +19,9 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
-from dzrobot.rollout.episode import EpisodeRules, PolicyActor, omitter, run_episode
+from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -272,15 +273,15 @@ def test_workers_and_films_show_what_is_asked_for(tmp_path):
 
 def test_only_who_is_known_not_to_look_goes_without():
     env = point()
-    assert omitter(env) == env.unwrapped.omit_frames
-    assert omitter(gym.wrappers.RecordEpisodeStatistics(env)) is None
-    assert omitter(gym.make("dzrobot/point-v0")) is None, "Gymnasium's checker looks"
-    assert omitter(Watched(env, [])) is not None
+    assert omits(env) == env.unwrapped.omit_frames
+    assert omits(gym.wrappers.RecordEpisodeStatistics(env)) is None
+    assert omits(gym.make("dzrobot/point-v0")) is None, "Gymnasium's checker looks"
+    assert omits(Watched(env, [])) is not None
 
     class Blind(gym.Env):
         """Cannot leave anything out."""
 
-    assert omitter(Blind()) is None
+    assert omits(Blind()) is None
 
     drawn, seen = [], []
     rules = EpisodeRules(seed=0, max_steps=4)
@@ -302,6 +303,10 @@ def observations(count):
     env = point()
     first = env.reset(seed=0)[0]
     return [first, *(env.step(np.zeros(7, np.float32))[0] for _ in range(count - 1))]
+
+
+def omits(env):
+    return omitter(env, facts_of(env))
 
 
 def bare(observation):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.environment import bounds_of, look_at, made_environment
-from dzrobot.rollout.episode import omitter
+from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.training.bench.document import BenchSettings, Measurement
 
 STEPS = 16
@@ -45,7 +45,7 @@ def _measured(env: gym.Env[Any, Any], repeats: int) -> tuple[list[Measurement], 
     action = small_action(env)
     forms: dict[str, Step] = {"steps, every image": env.unwrapped.step}
     notes = []
-    if omitter(env) is None:
+    if omitter(env, facts_of(env)) is None:
         notes.append("steps with few images: the environment draws every image")
     else:
         forms[f"steps, one image in {EVERY}"] = sparing(env.unwrapped, EVERY)

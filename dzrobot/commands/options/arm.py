@@ -5,7 +5,8 @@ from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.environment import EnvironmentFacts, OperatorOptions
+from dzrobot.rollout.environment import OperatorOptions
+from dzrobot.rollout.facts import EnvironmentFacts
 
 
 def add_workcell(parser: argparse.ArgumentParser) -> None:

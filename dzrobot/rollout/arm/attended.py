@@ -23,7 +23,8 @@ from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import RobotError, StoppedError
 from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
-from dzrobot.rollout.environment import AttendedArm, OperatorOptions
+from dzrobot.rollout.environment import OperatorOptions
+from dzrobot.rollout.facts import AttendedArm, facts_of
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""
@@ -55,9 +56,9 @@ class Attended:
         Raises:
             ConfigError: the arm is a real one, and nobody can be asked before it moves.
         """
-        arm = env.unwrapped
-        if not isinstance(arm, AttendedArm):
+        if not facts_of(env).moves_an_arm:
             return None
+        arm: AttendedArm = env.unwrapped
         arm.attend(self.console, unattended=self.attention.unattended)
         return arm
 
@@ -257,8 +258,8 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action``; at the end of an episode, ask."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        arm = self.env.unwrapped
-        if not (terminated or truncated) or not isinstance(arm, AttendedArm):
+        arm: Any = self.env.unwrapped
+        if not (terminated or truncated):
             return observation, reward, terminated, truncated, info
         by_driver = info["reset_reason"] == ENDED and self._asks
         unsaid = not info["reset_reason"] and arm.judged_by_operator

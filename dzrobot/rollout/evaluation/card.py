@@ -18,7 +18,8 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
-from dzrobot.rollout.environment import EnvironmentFacts, step_limit
+from dzrobot.rollout.environment import step_limit
+from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec
 from dzrobot.rollout.records import RECORDS_FILE, storing
 

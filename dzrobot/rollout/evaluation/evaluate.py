@@ -13,13 +13,7 @@ from dzrobot.code_identity import CODE, code_with, package_code
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
-from dzrobot.rollout.environment import (
-    EnvironmentFacts,
-    check_fits,
-    environment_arguments,
-    look_at,
-    modules_of,
-)
+from dzrobot.rollout.environment import check_fits, environment_arguments, look_at, modules_of
 from dzrobot.rollout.evaluation.card import (
     build_card,
     keep_card,
@@ -32,6 +26,7 @@ from dzrobot.rollout.evaluation.card import (
     with_code_of,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
+from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.footage import Wanted
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import LoadedPolicy, PolicySpec, load_policy, resolve_policy
