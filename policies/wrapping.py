@@ -36,7 +36,7 @@ class Wrapper(Policy):
 
     Override :meth:`act_batch` for what is done with the actions (:meth:`act` calls it), and
     :meth:`plan` for the plans that others execute: servers, and ``--execution``. What only the
-    inner policy has, such as its ``card``, is found here too.
+    inner policy has, such as its ``card``, is found in :attr:`policy`.
 
     Args:
         policy: What is wrapped; a plain object is adapted, see :func:`adapted`.
@@ -119,12 +119,6 @@ class Wrapper(Policy):
     def encode_images(self, images: Image) -> NDArray[np.float32]:
         """Return the latents (N, ...) of images (N, H, W, 3)."""
         return self.policy.encode_images(images)
-
-    def __getattr__(self, name: str) -> Any:
-        # Asked for what is not found here; without a policy yet, as in a copy, there is nothing.
-        if name == "policy" or name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.policy, name)
 
 
 def adapted(policy: Policy | Any) -> Policy:

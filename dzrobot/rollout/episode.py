@@ -17,7 +17,6 @@ from pydantic import ConfigDict, Field
 
 from dzrobot.documents import shorten
 from dzrobot.embodiments.action_conventions import check_conventions
-from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     DzrobotError,
     EpisodeError,
@@ -309,9 +308,8 @@ def run_episode(
         ConfigError: policy and environment say that they read actions differently.
     """
     facts = facts_of(env)
-    _check_made_for(policy, facts)
     rules = rules or EpisodeRules()
-    actor = policy if isinstance(policy, Actor) else PolicyActor(policy=adapted(policy))
+    actor = _actor_of(policy, facts)
     digest, clock = hashlib.sha256(), _Clock()
     began = time.perf_counter()
     starts = {} if rules.init_state_id is None else {"init_state_id": rules.init_state_id}
@@ -360,11 +358,14 @@ def run_episode(
     )
 
 
-def _check_made_for(policy: object, facts: EnvironmentFacts) -> None:
-    """Compare what policy and environment say of their robots, as far as they do."""
-    made_for = getattr(policy, "embodiment", None)
-    if isinstance(made_for, Embodiment) and facts.embodiment is not None:
-        check_conventions(facts.embodiment, made_for)
+def _actor_of(policy: Policy | Actor | Any, facts: EnvironmentFacts) -> Actor:
+    """Return what acts; compare what policy and environment say of their robots, where they do."""
+    if isinstance(policy, Actor):
+        return policy
+    acting = adapted(policy)
+    if acting.embodiment is not None and facts.embodiment is not None:
+        check_conventions(facts.embodiment, acting.embodiment)
+    return PolicyActor(policy=acting)
 
 
 def choose(

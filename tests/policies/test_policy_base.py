@@ -131,10 +131,7 @@ def test_the_loggers_ten_lines_keep_every_ability(bundled):
     logged.reset("there", episode=4)
     [given] = logged.act_batch([blank(bundled.embodiment, None)], ["there"])
     np.testing.assert_array_equal(given, wanted)
-    # What is not a policy's in general is found too, and what is nowhere is missed by name.
-    assert logged.card == bundled.card
-    with pytest.raises(AttributeError, match="cards"):
-        _ = logged.cards
+    assert logged.policy is bundled
 
 
 class Plain:

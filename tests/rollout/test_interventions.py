@@ -9,6 +9,7 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
+from dzrobot.policies.wrapping import adapted
 from dzrobot.recording.lists import episode_facts
 from dzrobot.rollout.arm.teleoperation import Teleoperator, WatchedPolicy
 from dzrobot.rollout.environment import made_environment
@@ -67,7 +68,7 @@ def hand():
 
 def driven(env, *readings):
     policy = Policy()
-    actor = WatchedPolicy(PolicyActor(policy=policy), Teleoperator(Device(*readings), env))
+    actor = WatchedPolicy(PolicyActor(policy=adapted(policy)), Teleoperator(Device(*readings), env))
     seen, _ = env.reset(seed=0)
     actor.begin(env)
     actions, whose = [], []

@@ -10,7 +10,7 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.policies.base import PlanningTotals
+from dzrobot.policies.base import PlanningTotals, Policy
 from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.report import busy_line
 from dzrobot.rollout.policy_spec import PolicySpec
@@ -192,7 +192,7 @@ def test_every_run_leaves_a_line(tmp_path):
         """Nothing was planned, as where every episode had a result."""
     with pytest.raises(KeyboardInterrupt):
         interrupted(policy, tmp_path)
-    with measured(object(), None, tmp_path):
+    with measured(Policy(), None, tmp_path):
         """One that does not know leaves none."""
     uses = read_uses(tmp_path)
     assert [(use.planning_s, use.plans, use.calls) for use in uses] == [(2.0, 6, 2), (1.0, 2, 2)]

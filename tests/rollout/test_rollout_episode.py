@@ -15,6 +15,7 @@ from dzrobot.errors import (
     SimulatorError,
 )
 from dzrobot.policies.base import Plan
+from dzrobot.policies.wrapping import adapted
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, percentiles, run_episode
 
 
@@ -81,7 +82,7 @@ class Planner(Steer):
 
 
 def test_plans_are_timed_apart_from_the_actions_that_were_there_already():
-    actor = PolicyActor(policy=Planner())
+    actor = PolicyActor(policy=adapted(Planner()))
     outcome = run_episode(point(task_id=1), actor, EpisodeRules(seed=3))
     assert len(actor.plan_ms) == -(-outcome.steps // 3)
     assert outcome.plan_ms == percentiles(actor.plan_ms)

@@ -114,7 +114,9 @@ def test_what_cannot_be_is_refused(words, message, capsys, tmp_path):
 def test_policies_without_plans_are_refused(capsys, tmp_path):
     words = ("--policy", "random", "--latency", "0.1", "--output", str(tmp_path / "run"))
     assert main(["eval", "--env", "dzrobot/point-v0", "--episodes", "1", *words]) == 2
-    assert "observe, request and result" in " ".join(capsys.readouterr().err.split())
+    assert "a subclass of dzrobot.Policy that overrides plan" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 ARM = ("eval", "--env", "dzrobot/Franka-PnP-v0", "--env-arg", "workcell=fake", "--videos", "none",

@@ -157,8 +157,8 @@ def read_description(folder: Path) -> Description:
         raise CheckpointError(
             f"{folder} has no {DESCRIPTION} file; copy the whole dcp_checkpoint folder"
         ) from error
-    table = getattr(metadata, "state_dict_metadata", None)
-    places = getattr(metadata, "storage_data", None)
+    wanted = ("state_dict_metadata", "storage_data")
+    table, places = (getattr(metadata, name, None) for name in wanted)
     if (
         not isinstance(metadata, Metadata)
         or not isinstance(table, dict)
