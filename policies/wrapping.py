@@ -142,6 +142,9 @@ _OPTIONAL = (
     "act_batch", "reads_frames", "last_plan", "imagine", "imagine_later", "observe", "request",
     "result", "longest_delay", "plan_batch",
 )  # fmt: skip
+_SAME = {"act_batch", "last_plan", "imagine", "imagine_later", *_SERVING} - {"infer_batch"}
+"""Mean what they mean in the base class, so they take the place of its methods."""
+
 _STATED = ("embodiment", "history", "serves", "defers_images")
 
 
@@ -176,6 +179,8 @@ class _Adapted(Policy):
         self.history = found["history"] or "off"
         self._serves = found["serves"] is True and all(name in own for name in _SERVING)
         self._defers = "imagine_later" in own and bool(found["defers_images"])
+        same = _SAME if self._defers else _SAME - {"imagine_later"}
+        vars(self).update({name: method for name, method in own.items() if name in same})
         self._tell(plain)
 
     @property
@@ -209,11 +214,6 @@ class _Adapted(Policy):
         action: Action = self._own["act"](obs, session=session)
         return action
 
-    def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
-        """Return one action (A,) for each session."""
-        together = self._own.get("act_batch", super().act_batch)
-        return list(together(observations, sessions))
-
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
         """Take in what the robot sees at this step."""
         super().observe(obs, session=session)
@@ -237,36 +237,6 @@ class _Adapted(Policy):
         reads = self._own.get("reads_frames")
         return reads is None or bool(reads(session=session, asked=asked))
 
-    def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
-        """Return the plan that ``session`` executes."""
-        shown = self._own.get("last_plan")
-        plan: Plan | None = None if shown is None else shown(session)
-        return plan
-
-    def evict(self, session: str) -> None:
-        """End ``session`` and free its memory."""
-        self._own["evict"](session)
-
-    def stage(self, session: str) -> int:
-        """Return where in its episode a session stands."""
-        return int(self._own["stage"](session))
-
-    def footprint(self, session: str) -> Footprint:
-        """Return the memory that an open session takes, and what is left."""
-        taken: Footprint = self._own["footprint"](session)
-        return taken
-
-    def imagine(self, session: str = DEFAULT_SESSION) -> Image:
-        """Return the video (T, H, W, 3) uint8 that the last plan predicts."""
-        video: Image = self._own["imagine"](session)
-        return video
-
-    def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], Image]:
-        """Return what computes :meth:`imagine`."""
-        later = self._own["imagine_later"] if self._defers else super().imagine_later
-        compute: Callable[[int], Image] = later(session)
-        return compute
-
     def _result(self, ask: Ask) -> Plan:
         plan: Plan | None = self._own["result"](ask.ticket) if isinstance(ask, _Requested) else None
         if plan is None:
@@ -285,7 +255,8 @@ class _Adapted(Policy):
     def _tell(self, plain: Any) -> None:
         """Say once what the base class would do for such an object."""
         name = type(plain).__name__
-        inside = [value for value in vars(plain).values() if isinstance(value, Policy)]
+        held = getattr(plain, "__dict__", {})
+        inside = [value for value in held.values() if isinstance(value, Policy)]
         lost = {
             ability for one in inside for ability, has in vars(one.can).items()
             if has and not vars(self.can)[ability]
