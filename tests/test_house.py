@@ -256,6 +256,29 @@ def test_fields_are_read_by_name():
     assert 1000 * calls / lines <= 0.5, f"{calls} calls of getattr and hasattr in {lines} lines"
 
 
+def test_what_is_known_has_a_type():
+    """A value that was checked has a type that says so; nothing is asked again in mid-work."""
+    asserts = [
+        f"{name}: {ast.unparse(node)}"
+        for name, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Assert)
+    ]  # fmt: skip
+    assert [text for text in asserts if "assert isinstance(" in text] == []
+    known = [text for text in asserts if re.search(r"'.*\b(filled|checked|begun)\b", text)]
+    assert len(known) <= 5, known
+
+
+def test_protocols_are_few():
+    """What is ours has base classes; protocols are for hardware and for classes of others."""
+    protocols = [
+        f"{name}.{node.name}"
+        for name, tree in trees().items() for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(
+            ast.unparse(base).split("[")[0].rpartition(".")[2] == "Protocol" for base in node.bases
+        )
+    ]  # fmt: skip
+    assert len(protocols) <= 38, protocols
+
+
 @pytest.mark.parametrize(("module", "most"), [("dzrobot", 6), ("dzrobot.commands.eval", 70)])
 def test_a_way_in_imports_little(module, most):
     program = (

@@ -363,7 +363,8 @@ def before_micro_batch(network: nn.Module, config: ParallelConfig, *, is_last: b
         config: Layout; see its ``enable_gradient_accumulation`` and ``reshard_after_backward``.
         is_last: Whether it is the last one of the step.
     """
-    assert isinstance(network, FSDPModule), "laid out by parallelize()"
+    if not isinstance(network, FSDPModule):
+        raise TypeError(f"a {type(network).__name__} was not laid out by parallelize()")
     network.set_requires_gradient_sync(is_last or config.enable_gradient_accumulation is not True)
     network.set_requires_all_reduce(is_last or config.enable_gradient_accumulation is False)
     network.set_reshard_after_backward(is_last or config.reshard_after_backward)
