@@ -107,7 +107,7 @@ class Footprint:
     """Memory of the device that a policy's network runs on, in bytes."""
 
     session: int
-    """Of one session."""
+    """Bytes that one session takes."""
 
     free: int
     """Still free."""

@@ -41,7 +41,7 @@ class ImaginedVideo:
         Threads may call it at the same time.
 
         Args:
-            part: Which.
+            part: Number of the plan, counted since the network last started over.
             vae: The decoder.
             graphs: See :class:`~dzrobot.policies.dreamzero.network.vae.Decoding`.
             without: How many frames to leave out at the end of the part, fewer than it has. Latents

@@ -58,6 +58,7 @@ class Requests:
             continuation=continuation,
             images_THW3=encoded["images"],
             state_SM=encoded["state"],
+            conditions=tuple(encoded["conditions"].values()),
             prompt=self._prompt(encoded["prompt"]),
             negative=self._prompt(encoded["negative_prompt"]) if self._guided else None,
             noise=self._noise(episode),
