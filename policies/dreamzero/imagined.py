@@ -17,11 +17,9 @@ class ImaginedVideo:
     what is carried stays here from the first question on.
     """
 
-    def __init__(self) -> None:
-        """Begin without a part."""
-        self.parts: list[Tensor] = []
-        """Normalized latents (C, F, Y, X) of each plan."""
-
+    def __init__(self, parts: list[Tensor]) -> None:
+        """Begin at the first of ``parts``, the normalized latents (C, F, Y, X) of each plan."""
+        self.parts = parts
         self._decoding: Decoding | None = None
         self._lock = Lock()
         self._part = 0
@@ -66,8 +64,7 @@ class ImaginedVideo:
             return torch.cat(self._frames, dim=1)[:, :wanted]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what takes memory."""
-        yield from self.parts
+        """Yield what takes memory besides the parts."""
         if self._decoding is not None:
             yield from self._decoding.tensors()
         yield from self._frames

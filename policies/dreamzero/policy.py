@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -458,15 +459,17 @@ class DreamZeroPolicy(Policy):
         return latents.float().cpu().numpy()
 
     def _imagined(self, session: str) -> ImaginedVideo:
-        video = self._open(session).video
+        episode = self._open(session)
         if not self.can.predicts:
             raise ConfigError(
                 f"with video={self.options.video!r} no video is predicted, so none can be shown; "
                 "load the policy with video='full' to see one"
             )
-        if not video.parts:
+        if not episode.predicted:
             raise SessionError(f"session {session!r} has made no plan yet; call act or infer first")
-        return video
+        if episode.video is None:
+            episode.video = ImaginedVideo(episode.predicted)
+        return episode.video
 
     def _take(
         self, observations: object, sessions: Sequence[str], *, when: When = "planning"
@@ -575,15 +578,16 @@ class DreamZeroPolicy(Policy):
             if episode.memory is None:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
-        with self._compiling.watching("plan"):
+        compiles = self.options.compile
+        with self._compiling.watching("plan") if compiles else nullcontext():
             prediction = predict(self._network, memories, requests, self._generate, self._batches)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):
             if start == 0:
-                episode.video = ImaginedVideo()
+                episode.predicted, episode.video = [], None
             if latents.shape[1]:
-                episode.video.parts.append(latents)
+                episode.predicted.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
 

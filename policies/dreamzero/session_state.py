@@ -36,8 +36,11 @@ class SessionState:
         self.memory: SessionCache | None = None
         """What the network remembers; made with the first plan."""
 
-        self.video = ImaginedVideo()
-        """What the plans predict since the network last started over."""
+        self.predicted: list[Tensor] = []
+        """Normalized latents (C, F, Y, X) of each plan since the network last started over."""
+
+        self.video: ImaginedVideo | None = None
+        """Decodes them; made with the first question."""
 
         self.last_plan: Plan | None = None
         """The plan that was made last."""
@@ -139,7 +142,9 @@ def footprint(episode: SessionState, device: torch.device) -> Footprint:
 
 
 def _tensors(episode: SessionState) -> Iterator[Tensor]:
-    yield from episode.video.tensors()
+    yield from episode.predicted
+    if episode.video is not None:
+        yield from episode.video.tensors()
     if episode.memory is not None:
         memory = episode.memory
         yield from (cache.data for cache in memory.keys_values.values())
