@@ -298,11 +298,13 @@ class Policy:
 
     def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
         """Return whether the next action of ``session``, which has been reset, takes a plan."""
-        return not self._session(session).rows
+        kept = self.__kept.get(session)
+        return kept is None or not kept.rows
 
     def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
         """Return the plan that ``session`` executes; None: there is none, or it does not say."""
-        return self._session(session).plan
+        kept = self.__kept.get(session)
+        return None if kept is None else kept.plan
 
     def stage(self, session: str) -> int:
         """Return where in its episode a session stands; those of one stage share a call."""
