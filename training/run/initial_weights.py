@@ -180,7 +180,8 @@ class NewConditions:
     def _values(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for key, condition in self.network.model.conditions.items():
-            assert isinstance(condition, Condition), "attach() puts nothing else there"
+            if not isinstance(condition, Condition):
+                raise TypeError(f"condition {key} is a {type(condition).__name__}")
             # An encoder's constructor draws from torch's global generator, as torch's layers do.
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(torch_seed("condition", self.seed, key))

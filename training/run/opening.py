@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
-from dzrobot.errors import CheckpointError, DatasetError
+from dzrobot.errors import CheckpointError, ConfigError, DatasetError
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
@@ -186,7 +186,8 @@ def _spec(
     inherited = plan.metadata is None or plan.metadata == beside
     if not embodiment.state:
         metadata = {embodiment.tag: {}}
-    assert metadata is not None, "checked before anything was opened"
+    if metadata is None:
+        raise ConfigError(f"nothing has the statistics of {embodiment.tag}: set metadata_json_path")
     if held_out:
         # Errors are measured against what was recorded, not against repeated rows.
         timing = replace(embodiment.timing, pad_tail=False)
@@ -260,7 +261,8 @@ def _open_teacher(
     if distill.to_steps is None:
         return None
     path = distill.teacher_path or config.model.model_path
-    assert path is not None, "checked before anything was opened"
+    if path is None:
+        raise ConfigError("distillation needs a teacher: set distill.teacher_path")
     own = distill.teacher_path is None
     checkpoint = open_checkpoint(path, revision=config.model.revision if own else None)
     weights = initial if own else from_checkpoint(checkpoint)
