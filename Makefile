@@ -70,7 +70,8 @@ foreign: setup  ## evaluate in robosuite 1.5, gym-aloha and gym-pusht through th
 	$(SIMULATORS)/bin/python -m pip install --quiet -r requirements/simulators.txt
 	DZROBOT_SIMULATORS=$(SIMULATORS)/bin/python $(BIN)/python -m pytest -rs -m simulators tests/envs
 
-# Every reference number, one row per file: DZROBOT_GOLDENS=<folder> make goldens
+# The reference numbers of tests/goldens/reference, one row per file, or those of another folder:
+# DZROBOT_GOLDENS=<folder> make goldens
 goldens: setup  ## compare with reference numbers
 	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 

@@ -17,7 +17,9 @@ from rehearsal.runs import (  # noqa: E402
     with_layers,
 )
 
+REFERENCE_NUMBERS = _TESTS / "goldens/reference"
+
 __all__ = [
-    "RECORDED", "Call", "ChunkSetup", "Rehearsal", "StepSetup", "rehearse", "rehearse_chunks",
-    "rehearse_step", "with_layers",
+    "RECORDED", "REFERENCE_NUMBERS", "Call", "ChunkSetup", "Rehearsal", "StepSetup", "rehearse",
+    "rehearse_chunks", "rehearse_step", "with_layers",
 ]  # fmt: skip

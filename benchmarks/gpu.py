@@ -85,7 +85,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=540, help="seconds of one part")
     parser.add_argument("--total", type=float, default=1e9, help="seconds of all parts")
     parser.add_argument(
-        "--goldens", type=Path, help="folder of reference numbers (else DZROBOT_GOLDENS, .gpu)"
+        "--goldens",
+        type=Path,
+        help="folder of reference numbers (else DZROBOT_GOLDENS, .gpu, or those of the checkout)",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()

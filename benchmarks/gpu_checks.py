@@ -15,7 +15,7 @@ from typing import get_args
 
 import torch
 import torch.distributed as dist
-from from_tests import Rehearsal, rehearse
+from from_tests import REFERENCE_NUMBERS, Rehearsal, rehearse
 from gpu_parts import Outcome, Request, compute_dtype, judged, limit, relative
 from policy import TimedNetwork, build, training_case
 from torch import Tensor, nn
@@ -125,9 +125,10 @@ def goldens_bf16(request: Request) -> Outcome:
 
 
 def _goldens(request: Request, dtype: torch.dtype) -> Outcome:
-    folder = request.goldens or Path(os.environ.get("DZROBOT_GOLDENS") or "")
-    if not folder.name or not folder.is_dir():
-        return Outcome("skipped", "no reference numbers: give --goldens or set DZROBOT_GOLDENS")
+    named = request.goldens or os.environ.get("DZROBOT_GOLDENS") or REFERENCE_NUMBERS
+    folder = Path(named)
+    if not folder.is_dir():
+        return Outcome("failed", f"{folder} is not a folder: name one of reference numbers")
     from golden_kinds.registry import Golden, manifests
 
     # Convolutions would round to 10 bits.

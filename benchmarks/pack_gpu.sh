@@ -1,8 +1,9 @@
 #!/bin/sh
 # Collect what a bare machine with a GPU lacks, in .gpu/ of this checkout: wheels (CPython 3.12,
-# x86-64 Linux) and reference numbers of whole networks. Run it where there is a network.
+# x86-64 Linux). Run it where there is a network. Reference numbers come with the checkout; those of
+# another folder are brought as well.
 #
-#   benchmarks/pack_gpu.sh                          DZROBOT_GOLDENS names the reference numbers
+#   benchmarks/pack_gpu.sh                          DZROBOT_GOLDENS names further reference numbers
 #   benchmarks/pack_gpu.sh --goldens DIR torchao    further packages by name
 #
 # A machine is taken to have torch, transformers, numpy, OpenCV, pyarrow, peft, PyYAML, rich and
@@ -18,7 +19,7 @@ if [ "${1:-}" = --goldens ]; then
 fi
 most=60
 rm -rf .gpu
-mkdir -p .gpu/wheels .gpu/goldens
+mkdir -p .gpu/wheels
 fetch() {
     "${PYTHON:-python3}" -m pip download --quiet --only-binary=:all: --implementation cp --python-version 3.12 \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \
@@ -27,13 +28,13 @@ fetch() {
 # Pydantic's core has to be the one that it was made for, so these come with what they need.
 fetch pydantic ftfy
 fetch --no-deps gymnasium farama-notifications diffusers importlib_metadata zipp "$@"
-if [ -n "$goldens" ] && ls "$goldens"/head_*.json >/dev/null 2>&1; then
+if [ -n "$goldens" ]; then
+    ls "$goldens"/head_*.json >/dev/null 2>&1 || { echo "no head_*.json in '$goldens'" >&2; exit 2; }
+    mkdir .gpu/goldens
     cp "$goldens"/head_* .gpu/goldens/
-else
-    echo "no head_*.json in '${goldens}': the goldens parts will be skipped; give --goldens DIR" >&2
 fi
 mebibytes() { awk '{ total += $1 } END { printf "%.1f", total / 1048576 }'; }
-size() { find "$1" -type f -exec stat -c %s {} + | mebibytes; }
+size() { find "$@" -type f -exec stat -c %s {} + 2>/dev/null | mebibytes; }
 tree="$(git ls-files -z | xargs -0 stat -c %s | mebibytes)"
 wheels="$(size .gpu/wheels)"
 numbers="$(size .gpu/goldens)"

@@ -43,7 +43,18 @@ def folder(variable: str, default: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-GOLDENS = folder("DZROBOT_GOLDENS", "goldens")
+SELECTION = Path(__file__).parent / "goldens/reference"
+"""Reference numbers that come with the checkout."""
+
+
+def reference_numbers(named: str | None, shared: Path) -> Path | None:
+    """Return the folder that is named, None where it is none; unnamed, the shared one or ours."""
+    if named:
+        return Path(named) if Path(named).is_dir() else None
+    return shared if shared.is_dir() else SELECTION
+
+
+GOLDENS = reference_numbers(os.environ.get("DZROBOT_GOLDENS"), _SHARED / "goldens")
 CONTRACT = folder("DZROBOT_CONTRACT", "contract")
 # Looked for now: tests move our cache.
 LIBERO_ASSETS: Path | SimulatorError
@@ -82,7 +93,7 @@ def need_tasks(package: TaskPackage) -> None:
 def goldens() -> Path:
     """Return the folder of reference numbers."""
     if GOLDENS is None:
-        skip_or_fail("goldens", "no reference numbers: set DZROBOT_GOLDENS")
+        skip_or_fail("goldens", "DZROBOT_GOLDENS is not a folder")
     assert GOLDENS is not None
     return GOLDENS
 
@@ -182,7 +193,7 @@ def traced_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def golden_path(request: pytest.FixtureRequest) -> Path:
     """Return one manifest of the folder of reference numbers."""
     if request.param is None:
-        skip_or_fail("goldens", "no reference numbers: set DZROBOT_GOLDENS")
+        skip_or_fail("goldens", "DZROBOT_GOLDENS is not a folder")
     path: Path = request.param
     return path
 

@@ -1,7 +1,9 @@
 """The harness itself: names of files do not matter, and nothing passes by accident."""
 
+import hashlib
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -16,6 +18,7 @@ from golden_kinds.registry import (
     worst,
 )
 
+from conftest import SELECTION, reference_numbers
 from dzrobot.modality.window import clean_instruction
 from dzrobot.policies.dreamzero.network.prompt import clean
 
@@ -26,6 +29,36 @@ def test_every_kind_of_the_folder_has_a_checker(goldens):
     kinds = {golden.kind for golden in manifests(goldens)}
     assert kinds
     assert kinds <= all_checkers().keys()
+
+
+def test_the_selection_is_small_and_described_file_by_file():
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| ([\d,]+) \| `(\w{64})` \|$",
+        (SELECTION / "README.md").read_text(), flags=re.MULTILINE,
+    )  # fmt: skip
+    said = {name: (int(size.replace(",", "")), digest) for name, size, digest in rows}
+    files = {path.name: path.read_bytes() for path in SELECTION.iterdir() if path.suffix != ".md"}
+    assert said == {
+        name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    }
+    assert sum(map(len, files.values())) <= 5_000_000
+
+
+def test_the_selection_has_whole_networks_of_both_kinds_and_every_small_kind():
+    kinds = {golden.kind for golden in manifests(SELECTION)}
+    # The parts of whole networks by themselves are too large.
+    assert all_checkers().keys() - kinds == {
+        "dit_train_forward", "dit_ar_inference_kv_cache", "vae21", "vae22"
+    }  # fmt: skip
+
+
+def test_without_anything_beside_the_checkout_the_selection_is_compared(tmp_path):
+    nowhere = tmp_path / "nowhere"
+    assert reference_numbers(None, nowhere) == SELECTION
+    assert reference_numbers(None, tmp_path) == tmp_path
+    assert reference_numbers(str(tmp_path), nowhere) == tmp_path
+    # A folder that was asked for is not replaced.
+    assert reference_numbers(str(nowhere), tmp_path) is None
 
 
 def test_files_under_other_names_are_checked_alike(goldens, tmp_path):
