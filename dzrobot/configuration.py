@@ -313,6 +313,9 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, s
                 message = "is needed; give it a value"
             case "value_error" | "assertion_error":
                 message = fault["msg"].partition(", ")[2]
+            case "model_type" | "model_attributes_type":
+                inner = _inner(models, place[-1] if isinstance(place[-1], str) else place[-2])
+                message = f"got {shorten(fault['input'])}, allowed: a map of {', '.join(inner)}"
             case _:
                 what = fault["msg"].removeprefix("Input should be ")
                 message = f"got {shorten(fault['input'])}, allowed: {what}"
@@ -363,6 +366,13 @@ def _resolve(
         elif named := [owner for owner in models if owner.__name__ == key]:
             models = named
     return tuple(place), owners
+
+
+def _inner(owners: Sequence[type[BaseModel]], key: object) -> list[str]:
+    """Return the fields of the sections that the field ``key`` of ``owners`` holds."""
+    fields = [owner.model_fields[key] for owner in owners if key in owner.model_fields]
+    models = [inner for info in fields for inner in _models(info.annotation)]
+    return sorted({name for model in models for name in model.model_fields})
 
 
 def _is_branch(key: str, models: Sequence[type[BaseModel]]) -> bool:

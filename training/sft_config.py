@@ -433,6 +433,9 @@ class LoggingConfig(FrozenConfig):
 class RunnerConfig(FrozenConfig):
     """Size and course of the run."""
 
+    recipe: str | None = None
+    """Name or file that the run was started with; set by the reader, for the passport."""
+
     output_dir: Path
     """Everything the run writes: checkpoints, logs, export."""
 

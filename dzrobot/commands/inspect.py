@@ -110,7 +110,8 @@ def _passport(report: "Report") -> str:
     if passport is None:
         return "none (checked against config.json and metadata.json)"
     base = f", base {passport.base[:12]}" if passport.base else ""
-    recipe = passport.recipe.get("recipe", "not named")
+    runner = passport.recipe.get("runner")
+    recipe = (runner.get("recipe") if isinstance(runner, dict) else None) or "not named"
     return f"transforms {passport.transforms}{base}, recipe {recipe}"
 
 

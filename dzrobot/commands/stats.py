@@ -103,10 +103,10 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
                 f"--recorded {arguments.recorded} is for a robot that is known: write one file "
                 "with its Embodiment and name it module:NAME"
             )
-        if arguments.embodiment or arguments.named or not arguments.video_keys:
+        if arguments.embodiment or arguments.named:
             raise ConfigError(
-                "--embodiment-tag TAG describes a robot by --state-key, --action-key and "
-                "--video-keys, all of this dataset; a robot that is known is named instead"
+                "--embodiment-tag TAG describes a robot of your own by columns of the dataset, and "
+                f"{arguments.embodiment or arguments.named} names a known one: give one of them"
             )
         given = {"state": arguments.state_key, "action": arguments.action_key}
         columns = {what: given[what] or column for what, column in COLUMNS.items()}

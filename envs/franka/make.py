@@ -196,10 +196,18 @@ def camera_of(
 
 
 _RLINF = {
-    "robot_ip": "address",
-    "camera_serials": "cameras, a list of key and serial,",
-    "reset_ee_pose": "reset.position and reset.euler",
-    "target_ee_pose": "reward.position",
+    "robot_ip": "is called address here",
+    "camera_serials": "is called cameras here, a list of maps: cameras=[{'key': 'video.image', "
+    "'serial': '1'}, ...]; `dzrobot init-workcell` finds and writes them",
+    "ee_pose_limit_min": "is called limits.workspace_low here",
+    "ee_pose_limit_max": "is called limits.workspace_high here",
+    "is_dummy": "is workcell='fake' here, and workcell='emulated' where the libraries of arm and "
+    "cameras shall run",
+    "max_num_steps": "is gym.make's own max_episode_steps",
+    "reset_ee_pose": "is called reset.position and reset.euler here",
+    "step_frequency": "is the rate of the embodiment (timing.control_hz); drop it",
+    "target_ee_pose": "is called reward.position here",
+    "task_description": "is called task here",
 }
 """Names of RLinf's evaluations on a robot, and what they are in a workcell."""
 
@@ -228,7 +236,7 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
             "id, such as Franka-PnP-v0, takes what the workcell says"
         )
     _merge(raw.values, dict(values or {}))
-    theirs = [(name, f"is called {ours} here") for name, ours in _RLINF.items()
+    theirs = [(name, ours) for name, ours in _RLINF.items()
               if raw.values.pop(name, None) is not None]  # fmt: skip
     return raw.build(FrankaConfig, theirs)
 

@@ -324,6 +324,11 @@ def test_statistics_without_code(world, tmp_path, capsys):
     assert main([*typed, state, "--merge"]) == 2
     assert "holds no images" in capsys.readouterr().err
 
+    assert main(typed[:-1]) == 2
+    said = capsys.readouterr().err
+    assert "give --video-keys" in said
+    assert all(name in said for name in videos)
+
     known = ["stats", "libero_sim", *typed[3:], *videos]
     assert main(known) == 2
     assert "--state-key describes a robot without code: write --embodiment-tag" in (

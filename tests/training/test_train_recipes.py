@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.recipes.read import RECIPES, find_recipe, load_recipe
 from dzrobot.training.recipes.rlinf import DROPPED
 from dzrobot.training.run.build import build
+from dzrobot.training.run.export import export
 from dzrobot.training.run.optimizer import schedule_factor
 from dzrobot.training.sft_config import SFTConfig
 
@@ -324,6 +326,18 @@ def test_a_decoder_that_does_not_load_is_found_by_both(
         build(load_recipe(str(recipe), [], 1), solo)
     assert main(["plan", str(recipe)]) == 2
     assert capsys.readouterr().err.strip() == f"dzrobot plan: {no.value}"
+
+
+def test_a_run_remembers_the_recipe_it_was_started_with(train_root, solo, tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    changes = {"runner__output_dir": tmp_path / "run", "runner__max_steps": 3}
+    recipe.write_text(yaml.safe_dump(train_worlds.recipe(train_root, **changes)))
+    folder = export(build(load_recipe(str(recipe), [], 1), solo), 0)
+    assert main(["inspect", str(folder)]) == 0
+    # The table breaks long lines.
+    assert f"recipe{recipe}" in re.sub(r"\s", "", capsys.readouterr().out)
+    passport = json.loads((folder / "dzrobot_passport.json").read_text())
+    assert passport["recipe"]["runner"]["recipe"] == str(recipe)
 
 
 def test_a_plan_says_what_it_could_not_look_at(train_root, tmp_path, capsys):

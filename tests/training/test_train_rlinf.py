@@ -1,5 +1,7 @@
 """Names of RLinf's guide: each is reported under its name here; a whole recipe is translated."""
 
+import re
+
 import pytest
 import train_worlds
 import yaml
@@ -65,6 +67,14 @@ def test_names_of_an_evaluation_on_a_robot_are_told_by_those_of_a_workcell(tmp_p
     assert "robot_ip: is called address here" in str(caught.value)
     assert "camera_serials: is called cameras" in str(caught.value)
     assert "Did you mean" not in str(caught.value)
+    theirs = {"task_description": "pick", "is_dummy": True, "cameras": ["1", "2"]}
+    with pytest.raises(ConfigError) as caught:
+        load_workcell("fake", theirs)
+    assert "task_description: is called task here" in str(caught.value)
+    assert "is_dummy: is workcell='fake' here" in str(caught.value)
+    assert re.search(
+        r"cameras\.0: got '1', allowed: a map of .*\bkey\b.*\bserial\b", str(caught.value)
+    )
 
 
 def test_the_table_leads_to_fields_of_ours():

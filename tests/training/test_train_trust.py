@@ -95,6 +95,11 @@ def test_ctrl_c_saves_as_sigterm_does_and_says_how_to_go_on(train_root, solo, tm
     assert "saved at step 2 of 8; runner.resume_dir=auto" in caplog.text
     said = next(line for line in caplog.messages if line.startswith("first batch"))
     assert re.search(r"images image \(1, \d+, .*uint8 .*state .* real.*action .* real", said)
+    assert said.startswith("first batch: 1 of libero_sim; ")
+    shown = re.search(r"text 1 x (\d+) tokens, (\d+)% real \((\d+) to (\d+)\)", said)
+    length, share, least, most = map(int, shown.groups())
+    assert 0 < least == most < length
+    assert share == round(100 * least / length)
 
 
 def test_fields_and_recipes_are_listed(capsys):

@@ -308,6 +308,11 @@ def described_robot(
         DatasetError: A column is not there or of another kind, or there is no modality.json.
     """
     catalog = DatasetCatalog.open(dataset)
+    if not videos:
+        raise DatasetError(
+            "nothing says which columns are the robot's cameras, in their order: give --video-keys "
+            f"COLUMN ...; {dataset} has {preview(catalog.cameras, 20) or 'none'}"
+        )
     for column in (*columns.values(), *videos):
         if column not in catalog.features:
             raise DatasetError(

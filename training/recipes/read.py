@@ -67,7 +67,8 @@ def read_recipe(name: str, overrides: Sequence[str]) -> tuple[RawConfig, SFTConf
         ) from error
     for theirs, ours in written.read_as:
         _log.warning("%s is %s here", theirs, ours)
-    return written.raw, config
+    runner = config.runner.model_copy(update={"recipe": config.runner.recipe or name})
+    return written.raw, config.model_copy(update={"runner": runner})
 
 
 _PLUGIN = "plugin="

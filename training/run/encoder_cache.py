@@ -48,6 +48,10 @@ class Prompts(Protocol):
         """Return the embeddings of ``prompts`` on ``device``."""
         ...
 
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Return the tokens of each prompt that are not padding; no other process takes part."""
+        ...
+
 
 @dataclass(frozen=True)
 class PromptEncoder:
@@ -61,6 +65,10 @@ class PromptEncoder:
         ids, mask = self.tokenizer(prompts)
         found = self.network.embed_prompts(ids, mask)
         return replace(found, rows_BNE=found.rows_BNE.to(device))
+
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Return the tokens of each prompt that are not padding."""
+        return [int(length) for length in self.tokenizer(prompts)[1].sum(dim=1)]
 
 
 def training_prompts(data: TrainingData) -> list[str]:
@@ -137,13 +145,16 @@ class StoredPrompts:
             moved.to(device, non_blocking=True), tuple(len(part) for part in parts)
         )
 
-    def longest(self, prompts: Iterable[str]) -> int:
-        """Return the rows of the longest of ``prompts``."""
-        lengths: list[int] = [
+    def lengths(self, prompts: Iterable[str]) -> list[int]:
+        """Return the tokens of each prompt that are not padding."""
+        return [
             self._found[_prompt_key(prompt)].get_slice(_prompt_key(prompt)).get_shape()[0]
             for prompt in prompts
         ]
-        return max(lengths)
+
+    def longest(self, prompts: Iterable[str]) -> int:
+        """Return the rows of the longest of ``prompts``."""
+        return max(self.lengths(prompts))
 
 
 def _names(handle: Any) -> list[str]:

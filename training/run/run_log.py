@@ -1,6 +1,7 @@
 """The log of a run: metric loggers, progress line, a description before the first step."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,12 @@ def describe(components: TrainingComponents, step: int) -> str:
     return "\n".join(lines)
 
 
-def describe_batch(batch: CollatedBatch) -> str:
-    """Return sizes, ranges and the share of real numbers of one micro-batch, as text."""
+def describe_batch(batch: CollatedBatch, components: TrainingComponents) -> str:
+    """Return robots, sizes, ranges and the share of real numbers of one micro-batch, as text."""
+    robots = [source.spec.embodiment.tag for source in components.datasets.train.sources]
+    counts = Counter(robots[source] for source in batch["source"].tolist())
+    prompts = components.inputs.prompts.lengths(batch["prompt"])
+    text_len = components.network.dit.text_len
     images = [
         f"{key.removeprefix('video.')} {tuple(frames.shape)} {frames.dtype} "
         f"{frames.min().item()} to {frames.max().item()}".replace("torch.", "")
@@ -181,7 +186,12 @@ def describe_batch(batch: CollatedBatch) -> str:
         for key, values in batch["conditions"].items()
     ]
     seen = ", ".join(images) or "from the cache of features"
-    return f"first batch: images {seen}; {'; '.join(vectors)}"
+    tokens = (
+        f"text {len(prompts)} x {text_len} tokens, "
+        f"{sum(prompts) / (len(prompts) * text_len):.0%} real ({min(prompts)} to {max(prompts)})"
+    )
+    known = ", ".join(f"{count} of {tag}" for tag, count in counts.items())
+    return f"first batch: {known}; images {seen}; {'; '.join(vectors)}; {tokens}"
 
 
 def _shard_lines(network: nn.Module) -> list[str]:

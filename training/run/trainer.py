@@ -219,7 +219,7 @@ class Trainer:
             with self.components.metrics.waiting():
                 batch = next(batches)
             if not self._shown and self.components.world.is_main:
-                _log.info("%s", describe_batch(batch))
+                _log.info("%s", describe_batch(batch, self.components))
                 self._shown = True
             yield batch
 
