@@ -35,8 +35,8 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.offload import Offloader, offload_plans
+from dzrobot.policies.dreamzero.options import Quantization
 from dzrobot.policies.dreamzero.quantize import (
-    Quantization,
     check_quantization,
     quantize_block,
 )

@@ -24,6 +24,9 @@ from dzrobot.yaml_values import DEEPEST, LARGEST, Place, dotted, read_yaml
 Model = TypeVar("Model", bound=BaseModel)
 
 _POSITION = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z")
+GIVEN = "given as"
+"""How the origin of an override begins."""
+
 _SHOWN = 40
 """Faults that one error lists."""
 
@@ -159,7 +162,7 @@ def read_config(
         place, value = _parsed(override)
         _put(values, place, value, override)
         origins = {known: at for known, at in origins.items() if known[: len(place)] != place}
-        origins[place] = f"given as {shorten(override)}"
+        origins[place] = f"{GIVEN} {shorten(override)}"
     return RawConfig(values, origins)
 
 

@@ -70,6 +70,18 @@ def is_module_name(text: str) -> bool:
     return all(word.isidentifier() for word in text.split("."))
 
 
+def module_exists(name: str) -> bool:
+    """Return whether the import path or the current folder has the module ``name``.
+
+    Only packages around it are imported.
+    """
+    with current_folder_importable():
+        try:
+            return find_spec(name) is not None
+        except ModuleNotFoundError:
+            return False
+
+
 def load_reference(text: str, kind: str, expected: Any = object) -> Any:
     """Return what ``module:name`` names; the import path is searched, then the current folder.
 

@@ -56,6 +56,7 @@ def reference_numbers(named: str | None, shared: Path) -> Path | None:
 
 GOLDENS = reference_numbers(os.environ.get("DZROBOT_GOLDENS"), _SHARED / "goldens")
 CONTRACT = folder("DZROBOT_CONTRACT", "contract")
+RLINF = folder("DZROBOT_RLINF", "data/rlinf_recipes")
 # Looked for now: tests move our cache.
 LIBERO_ASSETS: Path | SimulatorError
 try:
@@ -105,6 +106,15 @@ def contract() -> Path:
         skip_or_fail("contract", "no key listings: set DZROBOT_CONTRACT")
     assert CONTRACT is not None
     return CONTRACT
+
+
+@pytest.fixture(scope="session")
+def rlinf_files() -> Path:
+    """Return the folder of RLinf's own recipes."""
+    if RLINF is None:
+        skip_or_fail("rlinf", "no recipes of RLinf's: set DZROBOT_RLINF")
+    assert RLINF is not None
+    return RLINF
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.spec import ActionAnchor, Recorded
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
+from dzrobot.importing import install
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -38,6 +39,14 @@ def _known_grid(name: str) -> str:
         frame_grid(name)
     except UnknownNameError as error:
         raise ValueError(str(error)) from error
+    return name
+
+
+def _known_decoder(name: object) -> object:
+    if name == "decord":
+        raise ValueError(
+            f"decord is not used: 'pyav' is installed, 'torchcodec' is {install('video')}"
+        )
     return name
 
 
@@ -227,6 +236,14 @@ class DataConfig(FrozenConfig):
     """``aligned``: frames cover their actions evenly; ``multi_anchor``: the published walk around a
     seed frame; null: that of ``frame_grid``, else the embodiment's."""
 
+    video_in_chunk_offsets: tuple[NonNegative, ...] | None = None
+    """Steps from a block's start to its frames, for ``multi_anchor``; null: those of
+    ``frame_grid``, else 0, 3 .. 21 at the horizons whose published runs drew these, 16 and 24."""
+
+    macro_stride: Positive | None = None
+    """Steps between the starts of two blocks, for ``multi_anchor``; null: that of ``frame_grid``,
+    else the horizon."""
+
     pad_tail: bool = False
     """Let samples begin near an episode's end and repeat its last row, whose actions there are not
     counted: a policy without memory learns the end of a task from these samples alone."""
@@ -244,7 +261,9 @@ class DataConfig(FrozenConfig):
     """Named published frame grid (``rlinf_libero_5b``, ``rlinf_franka``, ``official_droid``), drawn
     by ``multi_anchor``; null: the embodiment's own."""
 
-    video_backend: Literal["pyav", "torchcodec"] = "pyav"
+    video_backend: Annotated[Literal["pyav", "torchcodec"], BeforeValidator(_known_decoder)] = (
+        "pyav"
+    )
     """Video decoder."""
 
     num_workers: NonNegative = 8

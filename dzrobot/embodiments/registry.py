@@ -1,6 +1,5 @@
 """Find an embodiment by name: a built-in tag, or ``module:NAME`` from the user's own code."""
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,7 @@ from dzrobot.embodiments.robots.oxe_droid import DROID_MINI, OXE_DROID
 from dzrobot.embodiments.robots.yam import YAM
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import UnknownNameError, suggest
-from dzrobot.importing import (
-    current_folder_importable,
-    is_module_name,
-    is_reference,
-    load_reference,
-)
+from dzrobot.importing import is_module_name, is_reference, load_reference, module_exists
 
 EMBODIMENTS: Mapping[str, Embodiment] = {
     embodiment.tag: embodiment
@@ -58,7 +52,7 @@ def load_embodiment(name: str) -> Embodiment:
     if name in EMBODIMENTS:
         return EMBODIMENTS[name]
     reference = name if is_reference(name) else f"{name}:{DEFAULT_ATTRIBUTE}"
-    if not is_reference(name) and not (is_module_name(name) and _is_module(name)):
+    if not is_reference(name) and not (is_module_name(name) and module_exists(name)):
         raise UnknownNameError(
             f"unknown embodiment {name!r}.{suggest(name, EMBODIMENTS)} Known: "
             f"{', '.join(EMBODIMENTS)}. Your own robot is written 'module:NAME'; the module "
@@ -71,11 +65,3 @@ def load_embodiment(name: str) -> Embodiment:
             "learns from it, and say in the recipe what its recordings hold (recorded: images)"
         )
     return found
-
-
-def _is_module(name: str) -> bool:
-    with current_folder_importable():
-        try:
-            return importlib.util.find_spec(name) is not None
-        except ModuleNotFoundError:
-            return False

@@ -69,8 +69,9 @@ class Timing:
         if self.anchor_stride == 0:
             object.__setattr__(self, "anchor_stride", self.action_horizon)
         faults = [*self._range_faults()]
-        if not faults and self.sampling == "aligned":
-            faults = [*self._alignment_faults()]
+        if not faults:
+            aligned = self.sampling == "aligned"
+            faults = self._alignment_faults() if aligned else self._walk_faults()
         if faults:
             raise ConfigError("Timing cannot be used: " + "; ".join(faults) + ".")
 
@@ -124,6 +125,15 @@ class Timing:
         elif self.pad_tail and self.sampling != "aligned":
             faults.append("pad_tail=True needs sampling='aligned': the published walk pads nothing")
         return faults
+
+    def _walk_faults(self) -> list[str]:
+        # The published walk keeps each row once, and a sample of shared rows is never whole.
+        if self.blocks == 1 or self.anchor_stride >= self.action_horizon:
+            return []
+        return [
+            f"anchor_stride={self.anchor_stride} is below action_horizon={self.action_horizon}: "
+            "blocks would share actions; give at least the horizon"
+        ]
 
     def _alignment_faults(self) -> list[str]:
         offsets = self.frame_offsets
@@ -308,13 +318,16 @@ def _labels(labels: Sequence[int] | None, length: int) -> NDArray[np.int64]:
     return marks
 
 
+WALK_OFFSETS = tuple(range(0, 24, 3))
+"""Frames of a block of the published walk, where its trainers are told no others."""
+
 FRAME_GRIDS: Mapping[str, Timing] = {
     "official_droid": Timing(control_hz=15, action_horizon=24, sampling="multi_anchor"),
     # Offsets meant for a horizon of 24 under a stride of 16: blocks overlap, gaps vary from 1 to 3.
     "rlinf_libero_5b": Timing(
         control_hz=10,
         action_horizon=16,
-        frame_offsets=tuple(range(0, 24, 3)),
+        frame_offsets=WALK_OFFSETS,
         sampling="multi_anchor",
     ),
     # Eight contiguous frames of every twelve: the last third of each block is unseen.
@@ -331,3 +344,32 @@ FRAME_GRIDS: Mapping[str, Timing] = {
 def frame_grid(name: str) -> Timing:
     """Return the published grid ``name``; otherwise raise an error that lists the known ones."""
     return find(FRAME_GRIDS, "frame grid", name)
+
+
+def walk_offsets(action_horizon: int) -> tuple[int, ...]:
+    """Return the frames of a block that published runs with this horizon drew by the walk.
+
+    Raises:
+        ConfigError: No published run left the frames of such a block to its trainer's default.
+    """
+    if any(
+        grid.action_horizon == action_horizon and grid.frame_offsets == WALK_OFFSETS
+        for grid in FRAME_GRIDS.values()
+    ):
+        return WALK_OFFSETS
+    grids = "; ".join(
+        f"{name} (a horizon of {grid.action_horizon}, frames {_listed(grid.frame_offsets)})"
+        for name, grid in sorted(
+            FRAME_GRIDS.items(), key=lambda entry: entry[1].action_horizon != action_horizon
+        )
+    )
+    raise ConfigError(
+        f"which frames of a block of {action_horizon} actions does sampling_mode=multi_anchor "
+        f"draw? No published run leaves them to its trainer's default ({_listed(WALK_OFFSETS)}) at "
+        f"this horizon. Give data.frame_grid: {grids}; or data.video_in_chunk_offsets, such as "
+        f"[{', '.join(map(str, aligned_offsets(action_horizon)))}]"
+    )
+
+
+def _listed(offsets: tuple[int, ...]) -> str:
+    return f"{offsets[0]}, {offsets[1]} .. {offsets[-1]}"

@@ -24,14 +24,13 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, When
 from dzrobot.policies.dreamzero.loose import LooseWeights
-from dzrobot.policies.dreamzero.options import PolicyOptions, check_device
+from dzrobot.policies.dreamzero.options import PolicyOptions, Quantization, check_device
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
-    from dzrobot.policies.dreamzero.quantize import Quantization
     from dzrobot.policies.serving.images import ImageCoding
 
 REMOTE = "remote"
@@ -65,7 +64,7 @@ class PolicySettings:
     dtype: Literal["float32", "bfloat16"] | None = None
     """None: float32 on a processor, else bfloat16."""
 
-    quantize: "Quantization | None" = None
+    quantize: Quantization | None = None
     """8-bit weights of a checkpoint's transformer; None: as they were trained."""
 
     memory: int | None = None

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import session_bytes
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.quantize import Quantization, quantized_bytes
+from dzrobot.policies.dreamzero.options import Quantization
+from dzrobot.policies.dreamzero.quantize import quantized_bytes
 
 ALLOWANCE = 2 * 2**30
 """Bytes for the runtime, its kernels and what one plan computes with: an estimate."""

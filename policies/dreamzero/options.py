@@ -1,19 +1,18 @@
 """How a DreamZero policy acts, and where its weights come from."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.loose import LooseWeights
+from dzrobot.policies.dreamzero.network.config import PromptRows, Solver, Video
 
-if TYPE_CHECKING:
-    # The command line fills these options before torch is loaded.
-    from dzrobot.policies.dreamzero.network.diffusion import Solver
-    from dzrobot.policies.dreamzero.network.prompt import PromptRows
-    from dzrobot.policies.dreamzero.network.session import GenerateOptions, Video
-    from dzrobot.policies.dreamzero.quantize import Quantization
+Quantization = Literal["int8", "fp8"]
+"""``int8``: weights in 8-bit integers with a scale for each output; matrix products in the
+network's dtype. ``fp8``: weights and activations in 8-bit floats (e4m3), scaled by row; matrix
+products in 8 bits as well."""
 
 Noise = Literal["fixed", "keyed", "slot"]
 Adapters = Literal["merge", "keep"]
@@ -30,12 +29,13 @@ NOISE: Noise = "fixed"
 class _Everywhere:
     """Options whose default is the same for every robot and checkpoint."""
 
-    video: "Video" = "full"
+    video: Video = "full"
     """What is computed of the video: ``full``, as published; ``once``: its tokens pass the network
     in the first evaluation of a plan alone; ``skip``: it has none. Other actions for less work, and
-    no predicted video; see :data:`~dzrobot.policies.dreamzero.network.session.Video`."""
+    no predicted video; see
+    :data:`~dzrobot.policies.dreamzero.network.config.Video`."""
 
-    prompt_rows: "PromptRows" = "own"
+    prompt_rows: PromptRows = "own"
     """``cut``: prompts of sessions that plan in one call are zero from the length of the shortest
     on, as in the published code; for experiments."""
 
@@ -65,18 +65,11 @@ class ActingOptions(_Everywhere):
     history: History
     dit_steps: int | Literal["dynamic"]
     solver_steps: int
-    solver: "Solver"
+    solver: Solver
     cfg_scale: float
     seed: int
     noise: Noise
     noise_slots: int
-
-    def generate(self) -> "GenerateOptions":
-        """Return what the network is told of them."""
-        from dzrobot.policies.dreamzero.network.session import GenerateOptions
-
-        told = {field.name: vars(self)[field.name] for field in fields(GenerateOptions)}
-        return GenerateOptions(**{**told, "history": self.history != "off"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +94,7 @@ class PolicyOptions(_Everywhere):
     solver_steps: int | None = None
     """Steps of the solver; a distilled checkpoint has its own number, all others 16."""
 
-    solver: "Solver | None" = None
+    solver: Solver | None = None
     """Which solver; ``euler`` of a distilled checkpoint, else ``unipc``."""
 
     cfg_scale: float | None = None
@@ -214,7 +207,7 @@ class WeightOptions:
     """Second device, with a copy of the transformer that runs the negative prompt at the same time
     as the first device runs the other: other last bits. None: both run as one batch."""
 
-    quantize: "Quantization | None" = None
+    quantize: Quantization | None = None
     """8-bit weights in the transformer's blocks: half the memory, and other actions; see
     :mod:`~dzrobot.policies.dreamzero.quantize`. None: all are as they were trained."""
 

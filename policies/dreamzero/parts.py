@@ -28,8 +28,7 @@ from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
-from dzrobot.policies.dreamzero.options import WeightOptions
-from dzrobot.policies.dreamzero.quantize import Quantization
+from dzrobot.policies.dreamzero.options import Quantization, WeightOptions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -54,7 +54,7 @@ from dzrobot.policies.dreamzero.options import (
     check_device,
 )
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.requests import Continuing, Requests
+from dzrobot.policies.dreamzero.requests import Continuing, Requests, generate_options
 from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footprint
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class DreamZeroPolicy(Policy):
             what="the network", key=repr((self._network.config, self._network.dtype, self.options)),
             device=self._network.device, is_on=self.options.compile,
         )  # fmt: skip
-        self._generate = self.options.generate()
+        self._generate = generate_options(self.options)
         # Loaded here, so that the first plan does not wait for a library.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
         if parts.negative is not None and self._generate.prompts == 1:

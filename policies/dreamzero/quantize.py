@@ -5,7 +5,6 @@ they are few, and actions enter and leave through them.
 """
 
 from math import gcd
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,7 @@ from torch import Tensor, nn
 from dzrobot.errors import ConfigError
 from dzrobot.importing import required
 from dzrobot.policies.dreamzero.network.libraries import members
-
-Quantization = Literal["int8", "fp8"]
-"""``int8``: weights in 8-bit integers with a scale for each output; matrix products in the
-network's dtype. ``fp8``: weights and activations in 8-bit floats (e4m3), scaled by row; matrix
-products in 8 bits as well."""
+from dzrobot.policies.dreamzero.options import Quantization
 
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs that multiply 8-bit floats: Ada, Hopper, Blackwell."""

@@ -3,6 +3,8 @@
 Nothing here belongs to an episode.
 """
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from dzrobot.modality.pipeline import EncodedSample, Pipeline
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,
@@ -26,6 +29,12 @@ from dzrobot.policies.dreamzero.session_state import SessionState, Ticket
 from dzrobot.rng import torch_seed
 
 _MAX_PROMPTS = 256
+
+
+def generate_options(acting: ActingOptions) -> GenerateOptions:
+    """Return what the network is told of how a policy acts."""
+    told = {field.name: vars(acting)[field.name] for field in fields(GenerateOptions)}
+    return GenerateOptions(**{**told, "history": acting.history != "off"})
 
 
 class Requests:
@@ -44,7 +53,7 @@ class Requests:
         self._network = network
         self._size = self._config.target_size or embodiment.image_size
         self._options = options
-        self._guided = options.generate().prompts == 2
+        self._guided = generate_options(options).prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
     def make(

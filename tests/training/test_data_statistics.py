@@ -265,13 +265,16 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
     """Statistics of one walk are refused by a run of the other, which says what to type."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "data: {sampling_mode: multi_anchor}\n"
+        "data: {sampling_mode: multi_anchor, video_in_chunk_offsets: [0, 3, 6, 9]}\n"
         "model: {action_horizon: 12, relative_action_per_horizon: true}\n"
     )
     given = {
-        "flags": ["--sampling-mode", "multi_anchor", "--action-horizon", "12", "--per-step"],
+        "flags": [
+            "--sampling-mode", "multi_anchor", "--action-horizon", "12", "--per-step",
+            "--video-in-chunk-offsets", "0,3,6,9",
+        ],
         "recipe": ["--recipe", str(recipe)],
-    }
+    }  # fmt: skip
     # Under RLinf's names, as the guide types them.
     typed = ["stats", "--preset", "data_worlds:RELATIVE", "--dataset-root", str(world / "droid")]
     output = tmp_path / "metadata.json"
@@ -279,9 +282,11 @@ def test_relative_actions_are_measured_as_the_run_will_cut_them(world, tmp_path,
     model = ModelConfig(embodiment_tag="data_worlds:RELATIVE", action_horizon=12)
     walks = {
         mode: run_embodiment(
-            model.embodiment_tag, model, DataConfig(train_data_paths=["x"], sampling_mode=mode)
+            model.embodiment_tag,
+            model,
+            DataConfig(train_data_paths=["x"], sampling_mode=mode, video_in_chunk_offsets=offsets),
         )
-        for mode in ("multi_anchor", "aligned")
+        for mode, offsets in (("multi_anchor", (0, 3, 6, 9)), ("aligned", None))
     }
 
     def opened(embodiment):

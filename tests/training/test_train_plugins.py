@@ -30,7 +30,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training import Plugin
 from dzrobot.training.data import LoaderPlan, build_loader
 from dzrobot.training.data.sampler import Draws
-from dzrobot.training.recipes.read import read_recipe
+from dzrobot.training.recipes.read import read_planned, read_recipe
 from dzrobot.training.run.build import build
 from dzrobot.training.run.plugin import Plugins, load_plugin
 from dzrobot.training.run.trainer import Trainer
@@ -202,6 +202,7 @@ def test_encoders_that_would_lose_numbers_are_refused(solo, touched, lab):
             train_worker.trainer(solo, touched, **changes)
 
 
+@pytest.mark.long
 def test_adapters_leave_an_encoder_whole(solo, touched, lab, tmp_path):
     """Although its layers are called as those that get adapters."""
     (lab / "named.py").write_text(
@@ -398,6 +399,24 @@ def test_plugins_are_named_as_robots_are(lab, monkeypatch):
     ):
         with pytest.raises((UnknownNameError, ConfigError), match=said):
             load_plugin(name)
+
+
+def test_a_plan_looks_for_plugins_as_training_does(lab, monkeypatch):
+    monkeypatch.chdir(lab)
+    for name, said in (
+        ("smooth", None), ("grasps:Grasps", None), ("nowhere:At", "no module 'nowhere'"),
+        ("not a name", "is not written module or module:Name"),
+    ):  # fmt: skip
+        words = [
+            "model.embodiment_tag=libero_mini",
+            "model.preset=5b",
+            "runner.plugins=" + str([name]),
+        ]
+        if said is None:
+            assert read_planned("tiny_cpu", words, 1)[0].runner.plugins == (name,)
+        else:
+            with pytest.raises(ConfigError, match=said):
+                read_planned("tiny_cpu", words, 1)
 
 
 def test_two_processes_train_with_all_of_them_as_one_does(pair, solo, touched, lab):

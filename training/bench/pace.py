@@ -12,7 +12,7 @@ import numpy as np
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.policies.dreamzero.network.session import Video
+from dzrobot.policies.dreamzero.network.config import Video
 from dzrobot.policies.dreamzero.options import DIT_STEPS, WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy

@@ -11,7 +11,7 @@ from typing import Any
 from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, Recorded
-from dzrobot.embodiments.timing import Timing, frame_grid
+from dzrobot.embodiments.timing import Timing, frame_grid, walk_offsets
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
@@ -63,23 +63,64 @@ def run_embodiment(tag: str, model: ModelConfig, data: DataConfig) -> Embodiment
         ConfigError: A horizon and a grid that do not go together.
     """
     embodiment = load_embodiment(tag)
-    timing = embodiment.timing
-    blocks = model.max_chunk_size or timing.blocks
-    horizon = model.action_horizon or timing.action_horizon
+    return replace(embodiment, timing=run_timing(embodiment.timing, model, data))
+
+
+def run_timing(own: Timing, model: ModelConfig, data: DataConfig) -> Timing:
+    """Return the frame grid and horizon of a run whose robot has ``own``; the rate stays its own.
+
+    Raises:
+        UnknownNameError: No such frame grid.
+        ConfigError: Fields that do not go together, or that leave open which frames are drawn.
+    """
+    blocks = model.max_chunk_size or own.blocks
+    horizon = model.action_horizon or own.action_horizon
     if data.frame_grid is not None:
-        timing = replace(frame_grid(data.frame_grid), blocks=blocks)
-        if model.action_horizon not in (None, timing.action_horizon):
-            raise ConfigError(
-                f"the frame grid {data.frame_grid!r} has a horizon of {timing.action_horizon}, "
-                "model.action_horizon "
-                f"is {model.action_horizon}: leave one of them out"
-            )
-    elif horizon != timing.action_horizon:
+        timing = _published(own, model, data)
+    elif _walks_anew(own, horizon, data):
+        timing = Timing(
+            control_hz=own.control_hz,
+            action_horizon=horizon,
+            frame_offsets=data.video_in_chunk_offsets or walk_offsets(horizon),
+            anchor_stride=data.macro_stride or horizon,
+            blocks=blocks,
+            sampling="multi_anchor",
+        )
+    elif horizon != own.action_horizon:
         # Offsets and stride follow from the horizon.
-        timing = Timing(control_hz=timing.control_hz, action_horizon=horizon, blocks=blocks)
+        timing = Timing(control_hz=own.control_hz, action_horizon=horizon, blocks=blocks)
+    else:
+        timing = own
     sampling = data.sampling_mode or timing.sampling
-    timing = replace(timing, blocks=blocks, sampling=sampling, pad_tail=data.pad_tail)
-    return replace(embodiment, timing=timing)
+    return replace(timing, blocks=blocks, sampling=sampling, pad_tail=data.pad_tail)
+
+
+def _published(own: Timing, model: ModelConfig, data: DataConfig) -> Timing:
+    grid = frame_grid(str(data.frame_grid))
+    if data.video_in_chunk_offsets or data.macro_stride:
+        raise ConfigError(
+            f"data.frame_grid={data.frame_grid} says which frames are drawn: leave it out, or "
+            "data.video_in_chunk_offsets and data.macro_stride"
+        )
+    if model.action_horizon not in (None, grid.action_horizon):
+        raise ConfigError(
+            f"the frame grid {data.frame_grid!r} has a horizon of {grid.action_horizon}, "
+            f"model.action_horizon is {model.action_horizon}: leave one of them out"
+        )
+    return replace(grid, control_hz=own.control_hz)
+
+
+def _walks_anew(own: Timing, horizon: int, data: DataConfig) -> bool:
+    """Return whether the run draws by a walk that the robot's own description does not have."""
+    given = data.video_in_chunk_offsets is not None or data.macro_stride is not None
+    if given and data.sampling_mode == "aligned":
+        raise ConfigError(
+            "data.video_in_chunk_offsets and data.macro_stride are drawn by "
+            "data.sampling_mode=multi_anchor, the run has aligned: leave one of them out"
+        )
+    walks = (data.sampling_mode or own.sampling) == "multi_anchor"
+    kept = own.sampling == "multi_anchor" and horizon == own.action_horizon
+    return given or (walks and not kept)
 
 
 def source_plans(config: SFTConfig) -> list[SourcePlan]:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dzrobot.errors import DzrobotError, suggest
-from dzrobot.importing import install
+from dzrobot.importing import install, is_module_name, is_reference, module_exists
 from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
@@ -44,6 +44,7 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_features(config),
         *_resume(config),
         *_packages(config),
+        *_plugins(config),
         *mixture_faults(config),
     ]
     try:
@@ -55,6 +56,22 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     faults += _starts(config)
     faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
+
+
+def _plugins(config: SFTConfig) -> Iterator[Problem]:
+    """Yield plug-ins whose module is not there; which names it has is known when it is loaded."""
+    for name in config.runner.plugins:
+        module = name.partition(":")[0]
+        if not is_reference(name) and not is_module_name(name):
+            yield Problem("runner.plugins", f"{name!r} is not written module or module:Name")
+        elif not module_exists(module):
+            yield Problem(
+                "runner.plugins",
+                f"there is no module {module!r} on the import path or in {Path.cwd()}; install it, "
+                "set PYTHONPATH, or change to its folder",
+            )
+    if config.runner.plugins and len(set(config.runner.plugins)) < len(config.runner.plugins):
+        yield Problem("runner.plugins", f"{list(config.runner.plugins)}: name each once")
 
 
 def _batch(config: SFTConfig, world_size: int) -> Iterator[Problem]:
@@ -121,13 +138,18 @@ def _measured(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Prob
 def _schedule(config: SFTConfig) -> Iterator[Problem]:
     steps, optim = config.runner.max_steps, config.optim
     warmup = optim.warmup_updates(steps)
-    if warmup >= steps:
+    # A run may end within the warm-up of a longer schedule that is given.
+    if warmup >= optim.schedule_updates(steps):
         field = (
             "optim.lr_warmup_ratio" if optim.lr_warmup_steps is None else "optim.lr_warmup_steps"
         )
+        length = (
+            f"runner.max_steps={steps}" if optim.total_training_steps is None
+            else f"optim.total_training_steps={optim.total_training_steps}"
+        )  # fmt: skip
         yield Problem(
             field,
-            f"{warmup} warm-up steps leave none of runner.max_steps={steps} at full rate; lower it",
+            f"{warmup} warm-up steps leave none of {length} at full rate; lower it",
         )
     if optim.schedule_updates(steps) < steps:
         yield Problem(

@@ -91,6 +91,11 @@ def source_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Prob
         robot = source.embodiment if source in acting else source.read_as
         if robot.state:
             yield from _statistics(config.model, source, robot)
+    yield from tiling_faults(sources)
+
+
+def tiling_faults(sources: list[SourcePlan]) -> Iterator[Problem]:
+    """Yield sources whose pictures do not fit into one batch with the first one's."""
     first = sources[0].embodiment
     for source in sources[1:]:
         robot = source.embodiment
@@ -167,25 +172,31 @@ def _statistics(model: ModelConfig, source: SourcePlan, robot: Embodiment) -> It
 
 
 def relative_faults(model: ModelConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
-    """Yield where the recipe expects other relative actions than the robot has."""
-    robot = next(
-        (s.embodiment for s in sources if s.embodiment.tag == model.embodiment_tag),
-        sources[0].embodiment,
-    )
-    names = {key.partition(".")[2] for key in robot.relative_keys}
-    if model.relative_action is not None and model.relative_action != bool(names):
+    """Yield where the recipe expects other relative actions than a robot of the run has."""
+    acting = [source for source in sources if source.recorded == "actions"] or sources
+    robots = {source.embodiment.tag: source.embodiment for source in acting}
+    measured = {tag: _relative_names(robot) for tag, robot in robots.items()}
+    tag = model.embodiment_tag if model.embodiment_tag in robots else next(iter(robots))
+    wanted = model.relative_action
+    # One robot with relative actions is enough for them, all are without where there are none.
+    if wanted is not None and wanted != any(measured.values()):
+        tags = [tag for tag, names in measured.items() if names] or list(measured)
         yield Problem(
             "model.relative_action",
-            f"is {model.relative_action}, but {robot.tag} measures {preview(names)} from the "
+            f"is {wanted}, but {tags[0]} measures {preview(measured[tags[0]])} from the "
             "state; the embodiment "
             "decides (Part.reference): drop this field or choose another embodiment",
         )
-    if model.relative_action_keys is not None and set(model.relative_action_keys) != names:
+    if model.relative_action_keys is not None and set(model.relative_action_keys) != measured[tag]:
         yield Problem(
             "model.relative_action_keys",
-            f"are {preview(model.relative_action_keys)}, {robot.tag} has {preview(names)} "
+            f"are {preview(model.relative_action_keys)}, {tag} has {preview(measured[tag])} "
             "(Part.reference)",
         )
+
+
+def _relative_names(robot: Embodiment) -> set[str]:
+    return {key.partition(".")[2] for key in robot.relative_keys}
 
 
 def mixture_faults(config: SFTConfig) -> Iterator[Problem]:

@@ -1,17 +1,17 @@
 """Field names of RLinf and other trainers, and their counterparts in our recipes.
 
 Every recipe is read through :func:`translate`: a foreign name is reported with its counterpart
-here, before any name is suggested by its spelling. ``dzrobot import-rlinf`` writes the translation
-as a file.
+here, before any name is suggested by its spelling. ``rlinf_import`` reads whole files with the
+same tables.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dzrobot.configuration import RawConfig, place_of
-from dzrobot.training.sft_config import SFTConfig
+from dzrobot.configuration import GIVEN, RawConfig, place_of
+from dzrobot.training.recipes.hydra_files import OPEN, leaves, listed_defaults, put
+from dzrobot.training.recipes.rlinf_defaults import PRESETS
 from dzrobot.yaml_values import Place, dotted
 
 SECTIONS: Mapping[str, str] = {
@@ -36,6 +36,9 @@ RENAMED: Mapping[str, str] = {
     "model.enable_torch_compile": "parallel.compile",
     "parallel.cuda_graph": "parallel.cuda_graphs",
     "parallel.enable_cuda_graph": "parallel.cuda_graphs",
+    "actor.enable_offload": "parallel.cpu_offload",
+    "data.seed": "runner.seed",
+    "model.dreamzero_preset": "model.preset",
     "train_backend": "parallel.strategy",
     "parallel.train_backend": "parallel.strategy",
     "parallel.sharding_strategy": "parallel.strategy",
@@ -48,6 +51,7 @@ RENAMED: Mapping[str, str] = {
     "optim.lr_warmup_steps_ratio": "optim.lr_warmup_ratio",
     "optim.min_lr_rate": "optim.min_lr_ratio",
     "data.sampling_strategy": "data.sampling_mode",
+    "runner.log_interval": "logging.log_interval",
     "runner.save_interval": "checkpoint.save_interval",
     "runner.val_check_interval": "runner.eval_interval",
     "runner.logger.log_path": "runner.output_dir",
@@ -56,7 +60,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Foreign field, after its section was translated -> field here with the same meaning."""
 
-VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
+VALUES: Mapping[str, Mapping[str | bool | int, Mapping[str, Any]]] = {
     "parallel.strategy": {
         "full_shard": {"parallel.strategy": "fsdp"},
         "fsdp2": {"parallel.strategy": "fsdp"},
@@ -82,6 +86,9 @@ VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
         "bfloat16": {"parallel.reduce_dtype": "bf16"},
         "float32": {"parallel.reduce_dtype": "fp32"},
     },
+    # Minus one says there that nothing is given.
+    "optim.lr_warmup_steps": {-1: {"optim.lr_warmup_steps": None}},
+    "runner.eval_interval": {-1: {"runner.eval_interval": None}},
     "model.preset": {
         "dreamzero_5b": {"model.preset": "5b"},
         "dreamzero_14b": {"model.preset": "14b"},
@@ -91,25 +98,39 @@ VALUES: Mapping[str, Mapping[str | bool, Mapping[str, Any]]] = {
 
 DROPPED: Mapping[str, str] = {
     "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner",
+    "actor.eval_batch_size": "open-loop evaluations take runner.eval_windows samples; drop it",
     "actor.fsdp_config.strategy": "it is always FSDP2; parallel.strategy says what is sharded",
+    "actor.group_name": "names processes of Ray; drop it",
     "actor.training_backend": "it is always FSDP2; parallel.strategy says what is sharded",
     "algorithm": "is of reinforcement learning; drop it",
     "cluster": "torchrun says how many machines and processes: --nnodes, --nproc-per-node",
     "critic": "is of reinforcement learning; drop it",
     "data.dataset_type": "the format is read from meta/info.json; drop it",
     "data.lazy_load": "every read is lazy; drop it",
-    "data.macro_stride": "it equals the horizon; drop it, or choose data.frame_grid",
+    "data.multi_anchor_resample_attempts": "only rows with a whole sample are drawn; drop it",
     "data.parquet_cache_size": "numbers are mapped from disk; drop it",
-    "data.video_in_chunk_offsets": "offsets follow from the horizon; drop it, or choose "
-    "data.frame_grid",
+    "data.transform_on_gpu": "images are prepared by the reader processes; drop it",
+    "data.val_data_paths": "an open-loop evaluation is data.holdout_episodes and "
+    "runner.eval_interval",
+    "data.video_tolerance_s": "frames are found by their number; drop it",
     "defaults": "recipes are whole files; the network is model.preset (5b or 14b)",
     "env": "an evaluation is `dzrobot eval --suite libero_spatial --max-steps 480`",
     "hydra": "there is no Hydra; drop it",
+    "model._": "is of Hydra; drop it",
+    "model.action_dim": "the network's config.json says it; drop it",
     "model.action_head_cfg": "max_chunk_size is model.max_chunk_size; the rest is in the "
     "checkpoint's config.json",
     "model.action_loss_embodiment_ids": "the network has one set of action modules; drop it",
+    "model.always_use_default_instruction": "every sample has its own instruction; drop it",
+    "model.architectures": "there is one kind of model; drop it",
+    "model.backbone_cfg": "there is one kind of model; drop it",
+    "model.default_instruction": "every sample has its own instruction; drop it",
     "model.droid_view_height": "the embodiment's View.size says it; drop it",
     "model.droid_view_width": "the embodiment's View.size says it; drop it",
+    "model.embodiment_tag_mapping": "projector ids never reach the network; drop it",
+    "model.language_dropout_prob": "every sample has its own instruction; drop it",
+    "model.load_to_device": "weights are read onto their device; drop it",
+    "model.lora_path": "continue from a checkpoint with model.model_path",
     "model.max_action_dim": "the network's config.json says it; drop it",
     "model.max_seq_len": "the network's config.json says it; drop it",
     "model.max_state_dim": "the network's config.json says it; drop it",
@@ -120,16 +141,26 @@ DROPPED: Mapping[str, str] = {
     "model.num_frames": "it is 8 x model.max_chunk_size + 1; drop it",
     "model.precision": "master weights are float32; parallel.param_dtype sets the rest",
     "model.state_horizon": "there is one state per block; drop it",
+    "optim.num_cycles": "a cosine is half a wave; drop it",
     "optim.optimizer": "AdamW is used; drop it",
     "parallel.amp": "parallel.param_dtype sets what is computed in; drop it",
+    "parallel.amp_autocast": "parallel.param_dtype sets what is computed in; drop it",
+    "parallel.backward_prefetch": "is of FSDP1; parallel.prefetch_blocks gathers ahead",
     "parallel.buffer_dtype": "buffers have the dtype of the weights, parallel.param_dtype; drop it",
     "parallel.cast_model_to_bf16_backends": "master weights are float32; parallel.param_dtype sets "
     "what is computed in; drop it",
     "parallel.cpu_ram_efficient_loading": "weights are always read piece by piece onto their "
     "device; drop it",
+    "parallel.forward_prefetch": "is of FSDP1; parallel.prefetch_blocks gathers ahead",
     "parallel.grad_scaler": "bfloat16 needs none; drop it",
+    "parallel.gradient_checkpointing_use_reentrant": "gives the same numbers; drop it",
+    "parallel.limit_all_gathers": "is of FSDP1; parallel.prefetch_blocks gathers ahead",
+    "parallel.offload_pin_memory": "parallel.cpu_offload pins what it moves; drop it",
+    "parallel.save_full_model_weights": "checkpoint.export writes whole weights at the end, "
+    "`dzrobot convert` those of any checkpoint",
     "parallel.transformer_layer_cls_to_wrap": "each transformer block is sharded on "
     "its own; drop it",
+    "parallel.use_liger_kernel": "has no kernels for this network; drop it",
     "parallel.use_orig_params": "FSDP2 always has them; drop it",
     "parallel.wrap_policy": "each transformer block is sharded by itself; drop it",
     "rollout": "an evaluation is `dzrobot eval`; drop it",
@@ -141,19 +172,43 @@ DROPPED: Mapping[str, str] = {
     "a run to resume to runner.resume_dir",
     "ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
     "a run to resume to runner.resume_dir",
+    "runner.early_stop": "a run ends at runner.max_steps; drop it",
     "runner.logger": "the folder is runner.output_dir; see the section logging",
     "runner.max_epochs": "give runner.max_steps",
     "runner.max_steps_per_rollout_epoch": "it is `dzrobot eval --max-steps`; drop it",
+    "runner.only_eval": "an evaluation is `dzrobot eval`; drop it",
+    "runner.per_worker_log": "every rank writes a log of its own; drop it",
     "runner.task_type": "there is one kind of run; drop it",
 }
 """Fields without a counterpart, and what to do instead; a name includes all below it."""
 
-_PRESET = re.compile(r"model/(dreamzero_\w+)(?:@.*)?")
-
-
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_OPEN = "???"
-"""How OmegaConf writes a value that the user has to give."""
+MEANT: Mapping[str, tuple[Any, ...]] = {
+    "actor.training_backend": ("fsdp",),
+    "actor.fsdp_config.strategy": ("fsdp", "fsdp2"),
+    "algorithm": (),
+    "critic": (),
+    "data.val_data_paths": (),
+    "model.action_dim": (32,),
+    "model.always_use_default_instruction": (False,),
+    "model.language_dropout_prob": (0, 0.0),
+    "model.lora_path": (),
+    "model.max_action_dim": (32,),
+    "model.max_seq_len": (512,),
+    "model.max_state_dim": (64,),
+    "model.model_type": ("dreamzero",),
+    "model.precision": ("fp32", "32", "32-true", 32),
+    "model.state_horizon": (1,),
+    "optim.num_cycles": (0.5,),
+    "optim.optimizer": ("adam", "adamw", "AdamW"),
+    "parallel.amp_autocast.enabled": (False,),
+    "parallel.grad_scaler.enabled": (False,),
+    "reward": (),
+    "runner.early_stop": (),
+    "runner.only_eval": (False,),
+    "runner.task_type": ("sft",),
+}
+"""Dropped field -> the values that say what is done here anyway. With any other, a run of RLinf
+would train in another way, and its file is not imported."""
 
 
 @dataclass(frozen=True)
@@ -181,65 +236,38 @@ class Translation:
         ]
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A recipe of RLinf, translated."""
-
-    values: dict[str, Any]
-    dropped: list[tuple[str, str]]
-    """(name as written, what to do instead)."""
-
-    needed: list[str]
-    """Required fields that the file does not give."""
-
-
-def import_recipe(raw: RawConfig) -> Imported:
-    """Return a recipe of RLinf translated, with the fields that have no use here."""
-    for place, value in list(_leaves(raw.values, ())):
-        _put(raw.values, place, _resolved(raw.values, value))
-    written = translate(raw)
-    values, dropped = written.raw.values, list(written.dropped)
-    written_as = {ours: theirs for theirs, ours in written.renamed}
-    needed: list[str] = []
-    while faults := [
-        fault for fault in RawConfig(values).faults(SFTConfig) if fault[0] not in needed
-    ]:
-        for name, message in faults:
-            if _remove(values, place_of(name)):
-                dropped.append((written_as.get(name, name), message))
-            else:
-                needed.append(name)
-    return Imported(values, dropped, needed)
-
-
 def translate(raw: RawConfig) -> Translation:
     """Return ``raw`` under our names; names in none of the tables stay as they are."""
     done = Translation(RawConfig({}, dict(raw.origins)))
     origins: dict[Place, str] = dict(raw.origins)
     moved: list[tuple[Place, str, Any]] = []
-    for place, value in _leaves(raw.values, ()):
+    for place, value in leaves(raw.values):
         theirs = dotted(place)
         if place == ("defaults",):
-            moved += [(place, "model.preset", name) for name in _presets(value)]
-        if value == _OPEN:
+            named = [PRESETS[name] for name, _ in listed_defaults(value) if name in PRESETS]
+            moved += [(place, "model.preset", name) for name in named]
+        if value == OPEN:
             continue
         if isinstance(value, str) and "${" in value:
             done.dropped.append((theirs, f"{value} refers to another value; write it out"))
             continue
-        if reason := DROPPED.get(theirs) or _reason(_here(theirs)):
+        if reason := why_dropped(theirs):
             done.dropped.append((theirs, reason))
             continue
-        ours = _here(theirs)
+        ours = name_here(theirs)
         if ours == theirs:
-            _put(done.raw.values, place, value)
+            put(done.raw.values, place, value)
         else:
             done.renamed.append((theirs, ours))
             moved.append((place, ours, value))
     for place, ours, value in moved:
         target: Place = place_of(ours)
         # A value under our own name has precedence.
-        if _put(done.raw.values, target, value, over=False):
+        if put(done.raw.values, target, value, over=False):
             origins[target] = raw.where(place)
+        elif raw.where(place).startswith(GIVEN) and not raw.where(target).startswith(GIVEN):
+            # What a recipe says is no second answer to the command line.
+            continue
         else:
             done.renamed.remove((dotted(place), ours))
             done.dropped.append(
@@ -268,20 +296,13 @@ def _read_values(done: Translation, origins: dict[Place, str]) -> None:
         meaning = meanings[known[0]]
         for ours, becomes in meaning.items():
             target: Place = place_of(ours)
-            if _put(done.raw.values, target, becomes, over=False):
+            if put(done.raw.values, target, becomes, over=False):
                 origins[target] = origins.get((section, leaf), "")
         translated = ", ".join(f"{ours}={becomes}" for ours, becomes in meaning.items())
         done.read_as.append((f"{name}={value}", translated))
 
 
-def _presets(value: object) -> Iterator[str]:
-    """Yield the networks that a Hydra list of defaults names."""
-    for entry in value if isinstance(value, list) else [value]:
-        if isinstance(entry, str) and (found := _PRESET.fullmatch(entry)):
-            yield found[1]
-
-
-def _here(theirs: str) -> str:
+def name_here(theirs: str) -> str:
     """Return the name here of a foreign field; the name itself, if it has no counterpart."""
     name = theirs
     for section, ours in SECTIONS.items():
@@ -294,49 +315,16 @@ def _here(theirs: str) -> str:
     return RENAMED.get(name, name)
 
 
-def _reason(name: str) -> str | None:
+def why_dropped(theirs: str) -> str | None:
+    """Return why a foreign field has no counterpart, and what to do; None if it has one."""
+    if theirs in DROPPED:
+        return DROPPED[theirs]
+    entry = dropped_by(name_here(theirs))
+    return None if entry is None else DROPPED[entry]
+
+
+def dropped_by(name: str) -> str | None:
+    """Return the entry of :data:`DROPPED` that ``name`` is or lies below; None of none."""
     parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        if found := DROPPED.get(".".join(parts[:length])):
-            return found
-    return None
-
-
-def _leaves(value: Mapping[str, Any], place: Place) -> Iterator[tuple[Place, Any]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _leaves(inner, (*place, key))
-        else:
-            yield (*place, key), inner
-
-
-def _put(values: dict[str, Any], place: Place, value: Any, *, over: bool = True) -> bool:
-    """Write ``value`` to ``place``; return whether it was."""
-    inner: dict[Any, Any] = values
-    for key in place[:-1]:
-        inner = inner.setdefault(key, {})
-        if not isinstance(inner, dict):
-            return False
-    if not over and place[-1] in inner:
-        return False
-    inner[place[-1]] = value
-    return True
-
-
-def _resolved(values: Mapping[str, Any], value: Any) -> Any:
-    """Return what a reference to another field of the file stands for."""
-    if not isinstance(value, str) or not (found := _REFERENCE.fullmatch(value)):
-        return value
-    known = {dotted(place): other for place, other in _leaves(values, ())}
-    return known.get(found[1], value)
-
-
-def _remove(values: dict[str, Any], place: Place) -> bool:
-    """Take the value at ``place`` out; return whether there was one."""
-    inner: Any = values
-    for key in place[:-1]:
-        inner = inner.get(key) if isinstance(inner, dict) else None
-    if not isinstance(inner, dict) or place[-1] not in inner:
-        return False
-    del inner[place[-1]]
-    return True
+    above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((entry for entry in above if entry in DROPPED), None)

@@ -23,6 +23,11 @@ def add_sampling(group: Any) -> None:
         "--frame-grid", choices=sorted(FRAME_GRIDS), help="data.frame_grid of the run"
     )
     group.add_argument(
+        "--video-in-chunk-offsets", type=flags.numbers, metavar="0,N,...",
+        help="data.video_in_chunk_offsets of the run",
+    )  # fmt: skip
+    group.add_argument("--macro-stride", type=flags.whole(1), help="data.macro_stride of the run")
+    group.add_argument(
         "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
     )
     group.add_argument(
@@ -61,6 +66,8 @@ def sampled_robot(
     given = {
         ("data", "sampling_mode"): arguments.sampling_mode,
         ("data", "frame_grid"): arguments.frame_grid,
+        ("data", "video_in_chunk_offsets"): arguments.video_in_chunk_offsets,
+        ("data", "macro_stride"): arguments.macro_stride,
         ("data", "pad_tail"): arguments.pad_tail,
         ("data", "episodes"): arguments.episodes,
         ("model", "action_horizon"): arguments.action_horizon,

@@ -43,8 +43,8 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import Offloader, is_offloaded, plan_offload
-from dzrobot.policies.dreamzero.options import Adapters
-from dzrobot.policies.dreamzero.quantize import Quantization, check_quantization, quantize_block
+from dzrobot.policies.dreamzero.options import Adapters, Quantization
+from dzrobot.policies.dreamzero.quantize import check_quantization, quantize_block
 
 _LOG = logging.getLogger(__name__)
 

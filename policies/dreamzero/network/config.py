@@ -22,6 +22,19 @@ _COMMON = (0, 2**20)
 _LONGEST = 16
 """Items of a list."""
 
+Solver = Literal["unipc", "euler"]
+"""``euler`` is that of distilled networks, whose velocities cover whole steps."""
+
+Video = Literal["full", "once", "skip"]
+"""What of the coming block's video is computed beside its actions. ``full``: it is denoised with
+them, as published. ``once``: its tokens are pure noise, and pass the transformer in the first
+evaluation alone; the later ones attend the keys and values that they left. ``skip``: it has no
+tokens. Without ``full`` no video is predicted, and no negative prompt is needed: it guides the
+video alone."""
+
+PromptRows = Literal["own", "cut"]
+"""Which rows of a batch's prompts are not zero: each its own, or as many as the shortest has."""
+
 
 def section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the mapping ``data[key]``; raise :class:`ConfigError` where there is none."""

@@ -12,7 +12,7 @@ width of an action.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.config import DiTConfig, HeadConfig
+from dzrobot.policies.dreamzero.network.config import DiTConfig, HeadConfig, Solver
 from dzrobot.policies.dreamzero.network.libraries import members
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 TRAIN_STEPS = 1000
 SHIFT = 5.0
 INFERENCE_STEPS = 16
-
-Solver = Literal["unipc", "euler"]
-"""``euler`` is that of distilled networks, whose velocities cover whole steps."""
 
 DYNAMIC = "dynamic"
 _STATIC_STEPS: dict[int, frozenset[int]] = {

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.config import HeadConfig
+from dzrobot.policies.dreamzero.network.config import HeadConfig, Solver
 from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import (
     DYNAMIC,
     InferenceSchedule,
-    Solver,
     inference_schedule,
     step_plan,
 )

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import ftfy
 import torch
@@ -26,9 +25,6 @@ from torch import Tensor, nn
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.libraries import members
-
-PromptRows = Literal["own", "cut"]
-"""Which rows of a batch's prompts are not zero: each its own, or as many as the shortest has."""
 
 # With an offset on the scores, cuDNN's backward pass can give NaN where keys % 128 is 64.
 _ROW_STEP = 128

@@ -15,10 +15,15 @@ import torch
 from torch import Tensor
 
 from dzrobot.errors import ConfigError, ModalityError
-from dzrobot.policies.dreamzero.network.config import DiTConfig, NetworkConfig
+from dzrobot.policies.dreamzero.network.config import (
+    DiTConfig,
+    NetworkConfig,
+    PromptRows,
+    Solver,
+    Video,
+)
 from dzrobot.policies.dreamzero.network.continuation import Continuation, Continuations
-from dzrobot.policies.dreamzero.network.diffusion import Solver
-from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptRows
+from dzrobot.policies.dreamzero.network.prompt import PromptCache
 
 
 @dataclass(eq=False)
@@ -92,13 +97,6 @@ def tokens_of(config: DiTConfig, frames: int) -> int:
 
 
 _TEMPORAL_STRIDE = 4
-
-Video = Literal["full", "once", "skip"]
-"""What of the coming block's video is computed beside its actions. ``full``: it is denoised with
-them, as published. ``once``: its tokens are pure noise, and pass the transformer in the first
-evaluation alone; the later ones attend the keys and values that they left. ``skip``: it has no
-tokens. Without ``full`` no video is predicted, and no negative prompt is needed: it guides the
-video alone."""
 
 
 @dataclass(frozen=True, eq=False)
