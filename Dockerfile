@@ -15,6 +15,7 @@ RUN useradd --create-home --uid 1000 robot
 USER robot
 WORKDIR /home/robot/dzrobot
 
+# `make setup` installs the versions of requirements/constraints.txt; torch is chosen here.
 # PyPI has the wheels of torch for NVIDIA GPUs; the wheels for CPUs have an index of their own.
 ARG TORCH_INDEX=
 ARG TORCH="torch==2.13.0"

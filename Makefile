@@ -6,6 +6,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The tested version. To keep the torch of a GPU machine: make TORCH="torch>=2.11,<2.14".
 TORCH ?= torch==2.13.0
+# The versions that the tests ran with; `make lock` renews the file. To take others: make CONSTRAINTS=/dev/null.
+CONSTRAINTS ?= requirements/constraints.txt
+INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS)
+# Pinned in this file, or left to the machine as torch and its CUDA libraries are: not in the constraints.
+UNLOCKED := torch|triton|hf[-_]libero|openpi-client|openpi-server|molmo-spaces|robostats
 # The tests of a file run in one process, so their fixtures (a simulator, a training run) are made once.
 # Files run in order: sorted by number of tests, the few long ones would run last, in one process.
 # Tests wait for a third of their time (for a ping, a killed process, an arm's clock), hence one process
@@ -23,7 +28,7 @@ export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup system lint types layers smoke docs check release tiny tiny-arm tiny-droid tiny-libero clean
+.PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup lock system lint types layers smoke docs check release tiny tiny-arm tiny-droid tiny-libero clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -46,7 +51,7 @@ test-long: assets  ## run the long forms of some tests
 
 # Starts Rays on this machine and kills their processes. About ten minutes.
 test-ray: setup  ## run the tests of evaluations and statistics on a Ray cluster
-	$(BIN)/python -m pip install --quiet --editable '.[cluster]'
+	$(BIN)/python $(INSTALL) --editable '.[cluster]'
 	$(BIN)/python -m pytest -m long tests/rollout/test_rollout_ray.py tests/training/test_data_statistics.py
 
 # The arm's drivers against emulated devices, with every fault, and every driver blocked forever
@@ -107,21 +112,33 @@ system:
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" LIBRARIES="$(SYSTEM_LIBRARIES)" PACKAGES="$(SYSTEM_PACKAGES)" \
 		sh .ci/system-libraries
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev,libero,franka]"
+	$(BIN)/python $(INSTALL) "$(TORCH)"
+	$(BIN)/python $(INSTALL) --editable ".[dev,libero,franka]"
 	$(BIN)/python -m pip install --quiet --no-deps hf-libero==0.1.4
 # openpi's own client and server, for the tests of ours. They declare numpy < 2 but work with 2.
 	$(BIN)/python -m pip install --quiet --no-deps openpi-client==0.1.2 openpi-server==0.1.0
 # MolmoSpaces' client, for the same tests; the wheel pins an older torch.
 	$(BIN)/python -m pip install --quiet --no-deps molmo-spaces==0.2.9
 # A second implementation of the statistics of `dzrobot compare`; a test uses it if it installs.
-	-$(BIN)/python -m pip install --quiet robostats==0.2.0
+	-$(BIN)/python $(INSTALL) robostats==0.2.0
 # robosuite compiles code in its first steps and caches it for all later processes.
 	$(BIN)/python -c "import gymnasium, dzrobot; env = gymnasium.make('dzrobot/lift-v0', cameras=False); env.reset(seed=0); env.close()"
 	touch $(STAMP)
+
+# The newest versions that pyproject.toml allows, in a new environment, written down without this package.
+lock:  ## renew requirements/constraints.txt; run the tests before committing it
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
+	build/lock/bin/python -m pip install --quiet "$(TORCH)"
+	build/lock/bin/python -m pip install --quiet --editable ".[dev,libero,franka]"
+	{ grep '^#' requirements/constraints.txt; build/lock/bin/python -m pip freeze --exclude dzrobot --exclude-editable \
+		| grep -viE '^(($(UNLOCKED))( @|==)|(nvidia|cuda)-)'; } > build/constraints.txt
+	mv build/constraints.txt requirements/constraints.txt
+	rm -rf build/lock
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .

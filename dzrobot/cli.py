@@ -6,6 +6,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -15,7 +16,7 @@ from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.process import Terminated, end_with_launcher, is_first_to_report
+from dzrobot.process import Terminated, end_with_launcher, exit_code, is_first_to_report
 
 GROUPS = {
     "evaluate": {
@@ -68,11 +69,8 @@ GROUPS = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command; its module is imported only when it is chosen."""
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
-
-TERMINATED = 143
-"""Exit code after SIGTERM, as shells have it."""
+INTERRUPTED = exit_code(signal.SIGINT)
+TERMINATED = exit_code(signal.SIGTERM)
 
 FAULT = 2
 """Exit code of an error that is the user's to fix."""

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,22 +28,30 @@ def rank() -> int:
 def is_first_to_report(message: str) -> bool:
     """Return whether no other process of this launch and machine has reported ``message``.
 
-    The first process that fails reports: torchrun ends the others at once, the main one too.
+    The first process that fails reports: its launcher ends the others at once, the main one too.
     """
-    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if place is None:
+    if (folder := _launch_folder()) is None:
         return os.environ.get("RANK", "0") == "0"
-    # One folder a process, in one folder a start of all of them.
-    marker = (
-        Path(place).parents[1] / f"reported-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
-    )
+    marker = folder / f"reported-{hashlib.sha256(message.encode()).hexdigest()[:16]}"
     try:
+        folder.mkdir(exist_ok=True)
         marker.touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:
         return True
     return True
+
+
+def _launch_folder() -> Path | None:
+    """Return a folder of this machine that the processes of one launch share; None: unknown."""
+    if (place := os.environ.get("TORCHELASTIC_ERROR_FILE")) is not None:
+        # One folder a process, in one folder a start of all of them.
+        return Path(place).parents[1]
+    if "SLURM_PROCID" in os.environ and "RANK" in os.environ:
+        parts = (os.environ.get(f"SLURM_{n}", "0") for n in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+        return Path(tempfile.gettempdir()) / f"dzrobot-{os.getuid()}-{'-'.join(parts)}"
+    return None
 
 
 def _number(variable: str, alone: int) -> int:
@@ -86,6 +95,15 @@ def end_with_launcher() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(os.getppid())
+
+
+def exit_code(number: int) -> int:
+    """Return the exit code of a process that the signal ``number`` ended, as shells have it.
+
+    143 after SIGTERM, 130 after Ctrl-C. A process that tidied up first ends with it too: what waits
+    for it, a shell's ``&&`` or a scheduler, must not take an interrupted run for a finished one.
+    """
+    return 128 + number
 
 
 class Terminated(KeyboardInterrupt):

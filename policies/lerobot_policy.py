@@ -30,6 +30,8 @@ from dzrobot.policies.base import (
     check_leftovers,
     check_session,
 )
+from dzrobot.policies.dreamzero.checkpoints.checksums import files_hash
+from dzrobot.policies.dreamzero.checkpoints.hub import commit_of, fetch, local_path, pinned
 from dzrobot.rng import torch_seed
 
 _IMAGE, _STATE, _TASK, _ACTION = "VISUAL", "STATE", "task", "action"
@@ -64,26 +66,38 @@ class LeRobotPolicy(Policy):
         embodiment: The robot; its dataset columns are the policy's features.
         device: Where it runs.
         seed: Of its noise.
+        revision: Branch, tag or commit of a Hugging Face id; None: the newest.
 
     Raises:
         CheckpointError: the policy needs what the robot has not, or gives other actions.
     """
 
     def __init__(
-        self, source: str, embodiment: Embodiment, *, device: str = "cpu", seed: int = 0
+        self,
+        source: str,
+        embodiment: Embodiment,
+        *,
+        device: str = "cpu",
+        seed: int = 0,
+        revision: str | None = None,
     ) -> None:
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
-        config: Any = PreTrainedConfig.from_pretrained(source)
+        # Fetched once, so that weights, settings and processors are of one commit.
+        folder = local_path(source, revision) or fetch(*pinned(source, revision), ["*"])
+        place = str(folder)
+        config: Any = PreTrainedConfig.from_pretrained(place)
         config.device = device
-        self._policy: Any = get_policy_class(config.type).from_pretrained(source, config=config)
+        self._policy: Any = get_policy_class(config.type).from_pretrained(place, config=config)
         self._policy.eval().to(device)
         self._before, self._after = make_pre_post_processors(
-            policy_cfg=config, pretrained_path=source,
+            policy_cfg=config, pretrained_path=place,
             preprocessor_overrides={"device_processor": {"device": device}},
         )  # fmt: skip
         self._source, self._seed, self._config = source, seed, config
+        kept = (file for end in ("safetensors", "json") for file in folder.rglob(f"*.{end}"))
+        self._weights, self._commit = files_hash(kept), commit_of(folder)
         self._images, self._parts = _features(source, config, embodiment)
         self._chunks = _plans_chunks(config)
         steps = int(config.n_action_steps) if self._chunks else 1
@@ -99,6 +113,8 @@ class LeRobotPolicy(Policy):
         """Return what the actions depend on, as plain values for records."""
         return {
             "policy": f"lerobot:{self._source}",
+            "weights": self._weights,
+            **({"commit": self._commit} if self._commit else {}),
             "type": self._config.type,
             "lerobot": metadata.version("lerobot"),
             "torch": metadata.version("torch"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
-from dzrobot.policies.dreamzero.checkpoints.hub import fetch_to
+from dzrobot.policies.dreamzero.checkpoints.hub import commit_of, fetch_to
 
 Kind = Literal["model", "dataset"]
 
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     fetch_to(
         target, arguments.id, known.kind if known else kind, arguments.revision, list(files) or None
     )
-    print(f"{arguments.id} is in {target}")
+    print(f"{arguments.id} at commit {commit_of(target) or 'unknown'} is in {target}")
     return 0
 
 

@@ -4,6 +4,7 @@ import atexit
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import dzrobot
@@ -17,23 +18,19 @@ _READY = "Ctrl-C stops it."
 _END_S = 10.0
 
 
-def start_server(name: str, robot: str, python: Path, *, device: str, seed: int) -> str:
-    """Start ``dzrobot serve NAME`` in another Python environment, and return its address.
+def start_server(python: Path, words: Sequence[str]) -> str:
+    """Start ``dzrobot serve`` in another Python environment, and return its address.
 
     It ends with this process, however that ends.
 
     Args:
-        name: ``lerobot:ID_OR_FOLDER``.
-        robot: Tag or ``module:NAME`` of the embodiment.
         python: Of the environment.
-        device: Where the policy runs.
-        seed: Of its noise.
+        words: What follows the command: ``lerobot:ID_OR_FOLDER``, robot, device, seed.
 
     Raises:
         ConfigError: it does not start; its own words are on the terminal.
     """
-    command = [str(python), "-m", "dzrobot", "serve", name, "--embodiment", robot]
-    command += ["--device", device, "--policy-seed", str(seed), "--port", "0", "--no-array-port"]
+    command = [str(python), "-m", "dzrobot", "serve", *words, "--port", "0", "--no-array-port"]
     paths = [str(Path(dzrobot.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     variables = {
         **os.environ,

@@ -368,7 +368,8 @@ class RandomPolicy(Policy):
 def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:
     import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
+    from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
+    from dzrobot.policies.dreamzero.checkpoints.hub import commit_of
     from dzrobot.policies.dreamzero.checkpoints.load import open_base
     from dzrobot.policies.dreamzero.network.diffusion import step_plan
     from dzrobot.policies.dreamzero.options import WeightOptions
@@ -396,11 +397,13 @@ def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoin
     card = {
         **policy.card,
         "checkpoint": Path(spec.name).name,
-        "weights": fingerprint(checkpoint.weights, checkpoint.weights.tensors),
+        "weights": weights_hash(checkpoint.weights),
     }
+    if commit := commit_of(checkpoint.path):
+        card["commit"] = commit
     if spec.base is not None:
         base = open_base(spec.base, checkpoint.config)
-        card["base"] = fingerprint(base, base.tensors)
+        card["base"] = weights_hash(base)
     return LoadedPolicy(policy=policy, robot=robot, card=card)
 
 
@@ -411,7 +414,10 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         from dzrobot.rollout.lerobot_server import start_server
 
         tag = spec.embodiment or robot.tag
-        address = start_server(spec.name, tag, spec.lerobot_python, device=spec.device, seed=seed)
+        command = [spec.name, "--embodiment", tag, "--device", spec.device]
+        command += ["--policy-seed", str(seed)]
+        command += [] if spec.revision is None else ["--revision", spec.revision]
+        address = start_server(spec.lerobot_python, command)
         return _open_remote(replace(spec, server=address), robot)
     try:
         version("lerobot")
@@ -424,7 +430,10 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         ) from None
     from dzrobot.policies.lerobot_policy import LeRobotPolicy
 
-    policy = LeRobotPolicy(spec.name.removeprefix(LEROBOT), robot, device=spec.device, seed=seed)
+    policy = LeRobotPolicy(
+        spec.name.removeprefix(LEROBOT), robot,
+        device=spec.device, seed=seed, revision=spec.revision,
+    )  # fmt: skip
     return LoadedPolicy(policy=policy, robot=policy.embodiment, card=policy.card)
 
 

@@ -90,6 +90,9 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     wanted = passport_for(robot, statistics, checkpoint.config)
     check_passport(checkpoint.passport, wanted, str(checkpoint.path))
     prompts = _tokenizer(checkpoint, tokenizer)
+    if checkpoint.passport.tokenizer is not None:
+        wanted = replace(wanted, tokenizer=prompts.fingerprint)
+        check_passport(checkpoint.passport, wanted, str(checkpoint.path))
     target = torch.device(device)
     network = load_network(
         checkpoint,

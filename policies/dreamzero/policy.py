@@ -122,6 +122,7 @@ class DreamZeroPolicy(Policy):
             self._network.model, self._generate.prompts, parts.negative,
             graphs=self.options.graphs,
         )  # fmt: skip
+        self._tokenizer = parts.tokenizer
         self._requests = Requests(parts.tokenizer, self._network, self.embodiment, self.options)
         self._continuing = Continuing(parts.pipeline, self._network.config.head.action_horizon)
         self._quantize = parts.quantize
@@ -192,6 +193,7 @@ class DreamZeroPolicy(Policy):
             "checkpoint": self.source,
             "embodiment": self.embodiment.tag,
             "statistics": self._pipeline.statistics.fingerprint,
+            "tokenizer": self._tokenizer.fingerprint,
             "device": self._network.device.type,
             "dtype": str(self._network.dtype).removeprefix("torch."),
             **({} if anchor is None else {"action_anchor": anchor}),

@@ -1,15 +1,23 @@
 """Checkpoint folders: complete or not there, the last few kept, foreign ones refused."""
 
 import json
+import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 import train_worker
+import train_worlds
 
-from dzrobot.errors import CheckpointError
+from dzrobot.code_identity import CodeIdentity, package_code
+from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.checkpoints import checksums
 from dzrobot.policies.dreamzero.checkpoints.hub import local_path
+from dzrobot.policies.dreamzero.checkpoints.passport import read_passport, write_passport
+from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.training.run.build import build
 from dzrobot.training.run.checkpoint import (
     LATEST,
     CheckpointWriter,
@@ -138,3 +146,62 @@ def test_a_checkpoint_of_another_run_is_refused(train_root, solo, tmp_path):
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="nothing left to train"):
         short.resume()
+
+
+def test_a_checkpoint_names_code_weights_and_tokenizer(tmp_path, train_root, solo):
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path)
+    run.save(wait=True)
+    folder = tmp_path / "checkpoints" / "step_00000000"
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["codes"] == [package_code().plain()]
+    tiny = train_root / "tiny"
+    done = subprocess.run(["sha256sum", tiny / "model.safetensors"], capture_output=True, text=True)
+    assert meta["weights"] == done.stdout.split()[0]
+    assert meta["tokenizer"] == PromptTokenizer(tiny / "tokenizer").fingerprint
+    passport = read_passport(folder)
+    assert (passport.weights, passport.tokenizer) == (meta["weights"], meta["tokenizer"])
+    assert passport.code == (package_code(),)
+
+
+def test_a_run_of_other_code_resumes_with_a_warning_and_a_record(
+    tmp_path, train_root, solo, caplog
+):
+    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path)
+    other = CodeIdentity(version="0.0.9", commit="c0ffee", content="f" * 64)
+    run.components.codes[:] = [other]
+    run.save(wait=True)
+    changes = {"runner__output_dir": tmp_path, "runner__resume_dir": "auto"}
+    again = train_worker.trainer(solo, train_root, **changes)
+    again.resume()
+    assert "made by other code: dzrobot 0.0.9 (commit c0ffee, content ffffffffffff)" in caplog.text
+    again.step = 1
+    again.save(wait=True)
+    assert find_checkpoint(tmp_path).meta.codes == [other, package_code()]
+    assert read_passport(find_checkpoint(tmp_path).path).code == (other, package_code())
+    # From there on it is one code.
+    caplog.clear()
+    train_worker.trainer(solo, train_root, **changes).resume()
+    assert "other code" not in caplog.text
+
+
+def test_processes_of_different_code_do_not_train_together(train_root, solo):
+    class Two:
+        """Two processes, the second of other code."""
+
+        is_main, size = True, 2
+
+        def gathered(self, value):
+            return [value, CodeIdentity(version="0.1.0", content="f" * 64)]
+
+    config = train_worlds.config(train_root)
+    with pytest.raises(ConfigError, match=r"different code: rank 0 .*, rank 1 dzrobot 0\.1\.0"):
+        build(config, Two())
+
+
+def test_another_tokenizer_than_the_one_trained_with_is_refused(tmp_path, train_root):
+    folder = tmp_path / "tiny"
+    shutil.copytree(train_root / "tiny", folder)
+    passport = replace(read_passport(folder), tokenizer="ab" * 32)
+    write_passport(folder, passport)
+    with pytest.raises(CheckpointError, match="tokenizer: checkpoint abababababab, wanted"):
+        DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)

@@ -1,7 +1,6 @@
 """Two processes against one: gradients, norms, dtypes, skips, resume, reshard, kills."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -263,37 +262,6 @@ def test_a_killed_rank_costs_nothing(pair, launches):
     assert found["digest"] == pair.result("straight", 2)["digest"]
 
 
-@pytest.mark.long
-def test_a_termination_request_saves_and_ends_with_zero(
-    pair, train_root, train_environment, tmp_path, solo
-):
-    recipe = tmp_path / "recipe.yaml"
-    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "run")
-    values["runner"]["max_steps"] = 2000
-    values["data"]["num_workers"] = 1
-    recipe.write_text(json.dumps(values))
-    command = [sys.executable, str(ROOT / "training" / "sft.py"), str(recipe)]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=train_environment, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    wait_for(tmp_path / "run" / "metrics.jsonl", process)
-    # As torchrun asks: the whole group, readers included.
-    os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-
-    from dzrobot.training.run.checkpoint import complete_checkpoints
-
-    saved = complete_checkpoints(tmp_path / "run" / "checkpoints")
-    assert len(saved) >= 1
-    changes = {"runner__output_dir": tmp_path / "run", "runner__resume_dir": "auto"}
-    run = train_worker.trainer(solo, train_root, **changes, runner__max_steps=2000)
-    run.resume()
-    assert run.step == saved[-1].step
-    assert run.components.optimizer.updates.item() == run.step
-
-
 def test_a_run_that_fails_gives_the_signal_back(train_root, solo, tmp_path):
     def mine(*_):
         raise AssertionError("never sent")
@@ -308,14 +276,6 @@ def test_a_run_that_fails_gives_the_signal_back(train_root, solo, tmp_path):
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def wait_for(path, process, seconds=600):
-    end = time.monotonic() + seconds
-    while not (path.exists() and path.read_text().count("\n")):
-        assert process.poll() is None, process.stderr.read()[-3000:]
-        assert time.monotonic() < end, f"no {path}"
-        time.sleep(0.2)
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(train_environment, tmp_path):

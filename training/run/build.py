@@ -9,12 +9,14 @@ copies its own part from the files.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
 
+from dzrobot.code_identity import CodeIdentity, package_code
 from dzrobot.embodiments.spec import Part
+from dzrobot.errors import ConfigError
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.load import (
     empty_network,
@@ -91,6 +93,14 @@ class TrainingComponents:
         parts = self.datasets.train.sources[0].spec.embodiment.conditions
         return (*self.plugins.settings, *map(Described.of_encoder, parts))
 
+    codes: list[CodeIdentity] = field(default_factory=lambda: [package_code()])
+    """Code of this run, after that of the runs that it resumed."""
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        """Return the fingerprint of the tokenizer of its prompts."""
+        return PromptTokenizer(tokenizer_path(self.config, self.initial)).fingerprint
+
 
 def _augmentation(data: DataConfig) -> AugmentConfig | None:
     if not data.augment:
@@ -112,10 +122,19 @@ def build(
         DzrobotError: See :func:`.opening.open_run`.
         ConfigError: ``parallel.fill_memory`` on a processor.
     """
+    codes = world.gathered(package_code())
+    if odd := [rank for rank, code in enumerate(codes) if not code.is_same(codes[0])]:
+        raise ConfigError(
+            f"the processes run different code: rank 0 dzrobot {codes[0].text}, rank {odd[0]} "
+            f"{codes[odd[0]].text}; install the same on all machines"
+        )
     torch.use_deterministic_algorithms(config.runner.deterministic)
     plugins = plugins or Plugins.of(config.runner.plugins)
     opened = open_run(config, plugins)
     initial, network, datasets = opened.initial, opened.network, opened.datasets
+    if world.is_main:
+        # Begins, beside all that follows.
+        _ = initial.hashed
     config = settle(config, initial.base, world.size, device_memory(world.device))
     tokenizer = opened.tokenizer
     texts = datasets.prompts()

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-import dzrobot
 from dzrobot import files
+from dzrobot.code_identity import CodeIdentity
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, write_checksums
@@ -87,6 +87,9 @@ class TrainingMeta(BaseModel):
     plugin_sources: dict[str, str | None] = Field(default_factory=dict)
     plugin_state: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Plug-ins -> their attributes at this step, without tensors."""
+
+    codes: Annotated[list[CodeIdentity], Field(strict=False)] = []
+    """Code of the run, and of those that it resumed; earlier versions did not say it."""
 
 
 @dataclass(frozen=True)
@@ -467,6 +470,26 @@ def restore(saved: SavedCheckpoint, components: TrainingComponents) -> None:
     load_state(saved, training_state(components.optimizer, components.ema, plugins))
     components.optimizer.set_updates()
     components.metrics.skips = saved.meta.skips
+    components.codes[:] = _codes(saved.meta, components.codes[-1])
+
+
+def _codes(meta: TrainingMeta, own: CodeIdentity) -> list[CodeIdentity]:
+    """Return the code of a resumed run in turn; where it changed, both are there."""
+    before = list(meta.codes) or [CodeIdentity(version="unknown version")]
+    return before if own.is_same(before[-1]) else [*before, own]
+
+
+def provenance(components: TrainingComponents) -> dict[str, Any]:
+    """Return by which code a run is made, from which files; for the main process.
+
+    Waits until the weights are hashed.
+    """
+    return {
+        "codes": [code.plain() for code in components.codes],
+        "weights": components.initial.hashed.result(),
+        "commit": components.initial.commit,
+        "tokenizer": components.tokenizer_fingerprint,
+    }
 
 
 def identity(components: TrainingComponents) -> dict[str, Any]:
@@ -487,7 +510,7 @@ def identity(components: TrainingComponents) -> dict[str, Any]:
         "plugins": {one.name: dict(one.settings) for one in own},
         "plugin_sources": {one.name: one.source for one in own},
         "world_size": components.world.size,
-        "versions": {"dzrobot": dzrobot.__version__, "torch": torch.__version__},
+        "versions": {"torch": torch.__version__},
         "config": config.model_dump(mode="json"),
     }
 
@@ -516,6 +539,12 @@ def check_resumable(saved: SavedCheckpoint, components: TrainingComponents) -> N
             f"{saved.path} has done {saved.step} steps, runner.max_steps={runner.max_steps}: there "
             "is nothing left to train; raise max_steps"
         )
+    codes = _codes(saved.meta, components.codes[-1])
+    if len(codes) > len(saved.meta.codes):
+        _log.warning(
+            "this run was made by other code: dzrobot %s until step %d, %s now; it continues, and "
+            "its checkpoints name both", codes[-2].text, saved.step, codes[-1].text,
+        )  # fmt: skip
     for name in _SHOULD_MATCH:
         if there[name] != here[name]:
             _log.warning(

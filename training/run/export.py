@@ -269,6 +269,10 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         action_only_video=model.action_only_video if model.action_only_ratio else None,
         distilled_steps=components.config.distill.to_steps,
         plugins=tuple(asdict(one) for one in components.described()),
+        tokenizer=components.tokenizer_fingerprint,
+        weights=components.initial.hashed.result() or None,
+        commit=components.initial.commit or None,
+        code=tuple(components.codes),
     )
 
 

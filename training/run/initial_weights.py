@@ -1,6 +1,7 @@
 """The weights that a run starts from: files, and what is drawn for parts that are new."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint, weights_hash
 from dzrobot.policies.dreamzero.checkpoints.coldstart import Components, cold_start
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint, open_checkpoint
-from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.hub import commit_of, locate
 from dzrobot.policies.dreamzero.checkpoints.load import (
     SetWeight,
     build_network,
@@ -50,10 +51,23 @@ class InitialWeights:
     folder: Path | None
     """Checkpoint folder, for statistics, tokenizer and the files beside the weights."""
 
+    files: WeightSource
+    """What is on the disk: ``source`` before anything was merged into it."""
+
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the weights."""
+        """Return a hash of the values, at samples of each tensor and in bfloat16."""
         return fingerprint(self.source, self.source.tensors)
+
+    @cached_property
+    def hashed(self) -> "Future[str]":
+        """Return the hash of every byte; computed beside the training, from the first call on."""
+        return ThreadPoolExecutor(1).submit(weights_hash, self.files)
+
+    @cached_property
+    def commit(self) -> str:
+        """Return the commit of the hub's repository that they came from; empty for others."""
+        return "" if self.folder is None else commit_of(self.folder)
 
     @property
     def metadata(self) -> Path | None:
@@ -75,12 +89,9 @@ def open_initial_weights(model: ModelConfig, seed: int) -> InitialWeights:
     shapes = expected_shapes(base)
     if model.random_init:
         drawn = TinyWeightsSource(shapes, seed, torch.float32)
-        return InitialWeights(base=base, source=drawn, folder=None)
-    return InitialWeights(
-        base=base,
-        source=cold_start(_components(model), base, shapes, seed=seed).source,
-        folder=None,
-    )
+        return InitialWeights(base=base, source=drawn, folder=None, files=drawn)
+    cold = cold_start(_components(model), base, shapes, seed=seed).source
+    return InitialWeights(base=base, source=cold, folder=None, files=cold)
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
@@ -93,7 +104,9 @@ def from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
     source = complete_source(checkpoint, None, network)
     if checkpoint.has_adapters:
         source = MergedSource(source, adapter_scale(checkpoint.config.head))
-    return InitialWeights(base=checkpoint.config, source=source, folder=checkpoint.folder)
+    return InitialWeights(
+        base=checkpoint.config, source=source, folder=checkpoint.folder, files=checkpoint.weights
+    )
 
 
 def _components(model: ModelConfig) -> Components:

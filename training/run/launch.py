@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dzrobot.errors import ConfigError, DzrobotError
-from dzrobot.process import is_first_to_report
+from dzrobot.process import exit_code, is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 FAULT = 2
 """Exit code of an error that is the user's to fix."""
+
+STOPPED = (exit_code(signal.SIGTERM), exit_code(signal.SIGINT))
+"""Exit codes of a run that was asked to stop, and has saved."""
 
 LOG_FILE = "train.log"
 """In the run's folder: the log of the main process, with the time of each line."""
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 def train(
     recipe: SFTConfig | str, overrides: Sequence[str] = (), *, plugins: "Sequence[Plugin]" = ()
 ) -> int:
-    """Run a recipe in this process; a termination request ends it with 0 too.
+    """Run a recipe in this process, to its last step or to a request to stop.
 
     Args:
         recipe: Built-in recipe, YAML file, or what
@@ -61,7 +65,8 @@ def train(
         plugins: What is added to the run beside the plug-ins that the recipe names.
 
     Returns:
-        The exit code.
+        The exit code: 0 once the last step is done; 143 or 130 after SIGTERM or Ctrl-C, whose
+        checkpoint the same run resumes from with ``runner.resume_dir=auto``.
 
     Raises:
         ConfigError: The recipe or a plug-in cannot be used.
@@ -82,8 +87,9 @@ def train(
     own = Plugins.of(config.runner.plugins, plugins)
     world = init_distributed()
     with _log_file(config.runner.output_dir, is_main=world.is_main):
-        Trainer(build(config, world, own)).run()
-    return 0
+        trainer = Trainer(build(config, world, own))
+        finished = trainer.run()
+    return 0 if finished else exit_code(trainer.stopped_by)
 
 
 @contextmanager
@@ -121,6 +127,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     # Every process has printed its error; torch would add a page about each.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A rank that is asked to stop ends its step and saves; torch would kill it after 30 s.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     plan = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
@@ -131,9 +139,9 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         # Processes that the launcher ended have no positive code.
         codes = [failure.exitcode for failure in error.failures.values()]
         return min((code for code in codes if code > 0), default=1)
-    except SignalException:
+    except SignalException as stop:
         # The processes have saved and ended.
-        return 0
+        return exit_code(stop.sigval)
     return 0
 
 
@@ -146,7 +154,8 @@ def end_process(code: int) -> None:
         import torch.distributed as dist
 
         if dist.is_initialized():
-            if code == 0:
+            if code == 0 or code in STOPPED:
+                # All processes are here.
                 dist.barrier()
             dist.destroy_process_group()
     logging.shutdown()

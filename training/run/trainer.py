@@ -39,6 +39,7 @@ from dzrobot.training.run.checkpoint import (
     check_resumable,
     choose_checkpoint,
     identity,
+    provenance,
     restore,
     training_state,
 )
@@ -65,7 +66,9 @@ class Trainer:
     step: int = 0
     """Optimizer steps done."""
 
-    _stop_requested: bool = field(default=False, init=False)
+    stopped_by: int = field(default=0, init=False)
+    """Number of the signal that asked some process to stop; 0: none did."""
+
     _shown: bool = field(default=False, init=False)
     """Whether the first batch has been described."""
 
@@ -264,6 +267,8 @@ class Trainer:
             "skips": components.metrics.skips, "plugin_state": self._plugins.state(),
             **identity(components),
         }  # fmt: skip
+        if components.world.is_main:
+            meta |= provenance(components)
         state = training_state(components.optimizer, components.ema, self._plugins)
         self._checkpoints.save(
             self.step, state, meta, wait=wait, write_sidecars=self._sidecars.write
@@ -301,16 +306,17 @@ class Trainer:
         )
 
     def _on_terminate(self, number: int, _frame: FrameType | None) -> None:
-        self._stop_requested = True
+        self.stopped_by = number
         # A second Ctrl-C does not wait for the save.
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _any_stop_requested(self) -> bool:
         """Return whether any process received a stop signal: all must save together."""
-        requested = torch.tensor(int(self._stop_requested))
+        requested = torch.tensor(self.stopped_by)
         dist.all_reduce(requested, op=dist.ReduceOp.MAX, group=self.components.world.host_group)
-        return bool(requested.item())
+        self.stopped_by = int(requested.item())
+        return self.stopped_by != 0
 
 
 def backward(

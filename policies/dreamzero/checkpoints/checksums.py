@@ -4,9 +4,10 @@
 """
 
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dzrobot.documents import read_bytes
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.files import write_text
+from dzrobot.files import cache_folder, write_text
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource
 
 CHECKSUMS_FILE = "SHA256SUMS"
@@ -23,6 +24,16 @@ CHECKSUMS_FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\x00][^\x00]*)")
 _THREADS = 8
 """Files read at once: one thread hashes 1 to 2 GB/s, a fast disk reads more."""
+
+_MUCH = 2**31
+"""Bytes whose reading takes long enough to say so."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+DCP_DESCRIPTION = ".metadata"
+"""File of a distributed checkpoint that says what lies in the others."""
+
+_log = logging.getLogger(__name__)
 
 
 def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
@@ -124,6 +135,90 @@ def _file_digest(file: Path) -> str:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}; copy it again") from error
+
+
+def weights_hash(source: WeightSource) -> str:
+    """Return the SHA-256 that names weights by every byte of their files; empty without files.
+
+    Of one file it is what ``sha256sum FILE`` says; of several, what ``sha256sum FILES | sha256sum``
+    says in their folder, with the names sorted. A file is read only if nothing knows its checksum
+    yet: neither ``SHA256SUMS`` beside it, nor the hub's cache, which names files by it, nor an
+    earlier call on this machine.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    return files_hash(_weight_files(source))
+
+
+def files_hash(files: Iterable[Path]) -> str:
+    """Return the hash of files as :func:`weights_hash` makes it; empty without files.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    paths = sorted(files)
+    if not paths:
+        return ""
+    known = {path: digest for path in paths if (digest := _known_digest(path))}
+    unknown = [path for path in paths if path not in known]
+    if size := sum(path.stat().st_size for path in unknown):
+        say = _log.warning if size > _MUCH else _log.info
+        say("reading %.1f GB of weights for their hash, once on this machine", size / 1e9)
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            read = dict(zip(unknown, pool.map(_file_digest, unknown), strict=True))
+        for path, digest in read.items():
+            _remember(path, digest)
+        known |= read
+    if len(paths) == 1:
+        return known[paths[0]]
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    lines = sorted(f"{known[path]}  {path.relative_to(root).as_posix()}\n" for path in paths)
+    lines.sort(key=lambda line: line.partition("  ")[2])
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _weight_files(source: WeightSource) -> Iterator[Path]:
+    for file in {info.file for info in source.tensors.values()}:
+        if file.name == DCP_DESCRIPTION:
+            yield from file.parent.glob("*.distcp")
+        elif file.is_file():
+            yield file
+
+
+def _known_digest(path: Path) -> str:
+    """Return the checksum of ``path`` if it is on record, else an empty text."""
+    for folder in (path.parent, path.parent.parent):
+        sums = folder / CHECKSUMS_FILE
+        # A file that was written after its checksum may be another one.
+        if sums.is_file() and path.stat().st_mtime_ns < sums.stat().st_mtime_ns:
+            name = path.relative_to(folder).as_posix()
+            if digest := _parsed(sums).get(name):
+                return digest
+    blob = path.resolve()
+    if blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name):
+        return blob.name
+    try:
+        kept = _record(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return kept if _DIGEST.fullmatch(kept) else ""
+
+
+def _remember(path: Path, digest: str) -> None:
+    try:
+        write_text(_record(path), digest)
+    except OSError as error:
+        # It is read again next time.
+        _log.info("the hash of %s is not kept: %s", path, error)
+
+
+def _record(path: Path) -> Path:
+    """Return where the checksum of ``path`` is kept, as long as the file is the same one."""
+    file = path.resolve()
+    about = file.stat()
+    key = f"{file}:{about.st_size}:{about.st_mtime_ns}:{about.st_ino}"
+    return cache_folder() / "checksums" / hashlib.sha256(os.fsencode(key)).hexdigest()
 
 
 _RUNS = 16

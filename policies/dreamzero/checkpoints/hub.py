@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from dzrobot.errors import CheckpointError
@@ -11,6 +12,7 @@ _REPO_ID = re.compile(r"(?!.*\.(?:pth|pt|bin|safetensors|json|yaml)$)[A-Za-z0-9]
 _REPO_FILE = re.compile(
     r"([A-Za-z0-9][\w.-]*/[\w.-]+)/((?:\w[\w.-]*/)*\w[\w.-]*\.(?:pth|pt|bin|safetensors))"
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _STEP = re.compile(r"step_(\d{1,15})((?:_adapters)?)", re.ASCII)
 CARD = "README.md"
 _PLAIN_CARD = """---
@@ -36,6 +38,23 @@ def is_hub_file(text: str) -> bool:
 def is_hub_id(text: str) -> bool:
     """Return whether ``text`` has the form ``owner/name`` and is no path on this machine."""
     return _REPO_ID.fullmatch(text) is not None and not Path(text).exists()
+
+
+def commit_of(path: Path) -> str:
+    """Return the commit of the hub's repository that ``path`` came from; empty for other files.
+
+    Known in the hub's cache, and in a folder that ``dzrobot download`` or ``hf download`` filled.
+    """
+    for name, below in pairwise(path.parts):
+        if name == "snapshots" and _COMMIT.fullmatch(below):
+            return below
+    folder = path if path.is_dir() else path.parent
+    records = sorted((folder / ".cache" / "huggingface" / "download").glob("*.metadata"))
+    for record in records:
+        first = record.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        if _COMMIT.fullmatch(first):
+            return first
+    return ""
 
 
 def step_path(path: Path) -> Path:
@@ -75,18 +94,28 @@ def newest_step(run: Path) -> Path | None:
     return None
 
 
+def pinned(path_or_repo: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
+    """Return a hub id and the revision that ``owner/name@REVISION`` names; all else as it is."""
+    name, at, wanted = str(path_or_repo).rpartition("@")
+    if at and wanted and revision is None and is_hub_id(name) and not Path(path_or_repo).exists():
+        return name, wanted
+    return path_or_repo, revision
+
+
 def locate(path_or_repo: str | Path, revision: str | None = None) -> Path:
     """Return the local path of a checkpoint; what a hub id names is fetched from the hub.
 
     The hub's cache is used, also offline (``HF_HUB_OFFLINE=1``).
 
     Args:
-        path_or_repo: Folder, file, ``owner/name``, or ``owner/name/file`` for one file of it.
+        path_or_repo: Folder, file, ``owner/name``, ``owner/name@REVISION``, or ``owner/name/file``
+            for one file of it.
         revision: Branch, tag or commit of a hub repository.
 
     Raises:
         CheckpointError: There is no such path, or the repository cannot be had.
     """
+    path_or_repo, revision = pinned(path_or_repo, revision)
     local = local_path(path_or_repo, revision)
     if local is not None:
         return local
@@ -111,6 +140,7 @@ def local_path(path_or_repo: str | Path, revision: str | None = None) -> Path | 
     Raises:
         CheckpointError: It is neither a path that is there nor a name on the hub.
     """
+    path_or_repo, revision = pinned(path_or_repo, revision)
     path = Path(path_or_repo).expanduser()
     try:
         path = step_path(path)

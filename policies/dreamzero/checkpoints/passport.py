@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dzrobot.code_identity import CodeIdentity, package_code
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, ConfigError
@@ -99,6 +100,18 @@ class Passport:
     plugins: Annotated[tuple[Mapping[str, Any], ...], Field(strict=False)] = ()
     """Code of a lab's own that took part in training: name, hash of its source, settings."""
 
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer of its prompts."""
+
+    weights: str | None = None
+    """SHA-256 of the files of the weights that training started from; see ``weights_hash``."""
+
+    commit: str | None = None
+    """Commit of the hub's repository that these came from."""
+
+    code: Annotated[tuple[CodeIdentity, ...], Field(strict=False)] = ()
+    """Code that wrote it; of a training that was resumed by other code, every one in turn."""
+
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
 
@@ -143,6 +156,7 @@ def passport_for(
         frame_size=config.target_size or embodiment.image_size,
         base=base,
         transforms=TRANSFORM_VERSION,
+        code=(package_code(),),
         recipe=dict(recipe or {}),
     )
 
@@ -233,7 +247,8 @@ def check_passport(passport: Passport, wanted: Passport, origin: str) -> None:
     if lines:
         raise CheckpointError(
             "\n".join([f"{origin} was made for something else:", *lines])
-            + "\nChoose the embodiment and statistics it was trained with, or another checkpoint."
+            + "\nChoose the embodiment, statistics and tokenizer it was trained with, or another "
+            "checkpoint."
         )
 
 
@@ -243,6 +258,7 @@ def differences(passport: Passport, wanted: Passport) -> Iterator[tuple[str, obj
         ("frame size", passport.frame_size, wanted.frame_size),
         ("base weights", passport.base, wanted.base),
         ("transform version", passport.transforms, wanted.transforms),
+        ("tokenizer", passport.tokenizer, wanted.tokenizer),
     ]
     for tag, expected in wanted.embodiments.items():
         if tag not in passport.embodiments:

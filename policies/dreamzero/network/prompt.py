@@ -9,12 +9,15 @@ with the logarithm of how many they stand for added to their scores, gives the s
 Shapes: B prompts, L tokens with padding, N rows, D or E width of the embedding.
 """
 
+import hashlib
 import html
+import json
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
@@ -127,7 +130,8 @@ class PromptTokenizer:
         """Load the tokenizer.
 
         Args:
-            source: Folder with the tokenizer's files, or a repository name.
+            source: Folder with the tokenizer's files, or a repository name; ``owner/name@COMMIT``
+                takes another revision of it than the newest.
             text_len: Tokens of every row returned, padding included.
 
         Raises:
@@ -135,8 +139,11 @@ class PromptTokenizer:
         """
         (AutoTokenizer,) = members("transformers", "AutoTokenizer")
         self.text_len = text_len
+        name, _, revision = (source, "", "") if Path(source).exists() else source.partition("@")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(name), revision=revision or "main", trust_remote_code=False
+            )
             # Some faults of its files show only when it is used.
             self(["pick up the cup"])
         except Exception as error:
@@ -146,6 +153,21 @@ class PromptTokenizer:
                 f"not contain one: download {DEFAULT_TOKENIZER} (`hf download {DEFAULT_TOKENIZER} "
                 "--include 'tokenizer*' 'spiece*' 'special*'`) and give its folder as tokenizer"
             ) from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of what it does to a text, wherever its files lie."""
+        try:
+            backend = self._tokenizer.backend_tokenizer
+        except AttributeError:
+            # One of SentencePiece's own.
+            text = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        else:
+            # Set anew by every call.
+            backend.no_padding()
+            backend.no_truncation()
+            text = backend.to_str()
+        return hashlib.sha256(f"{text} {self._tokenizer.pad_token_id}".encode()).hexdigest()
 
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return ids and mask, both (B, text_len) int64; longer prompts are cut."""
