@@ -11,6 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("envs", "policies", "training")
@@ -41,6 +43,26 @@ def test_the_robots_machine_gets_the_same_versions_and_no_torch():
     assert {line for line in lines if line and not line.startswith("#") and "==" not in line} <= {
         *declared, "numpy<2"
     }  # fmt: skip
+
+
+def test_the_constraints_are_what_the_declared_dependencies_allow():
+    """`make lock` writes them anew, after a dependency was added or raised."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements/constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {canonicalize_name(one.name): str(one.specifier)[2:] for one in pinned}
+    assert all(re.fullmatch("==[^,*]+", str(one.specifier)) for one in pinned)
+    extras = project["optional-dependencies"]
+    declared = [
+        Requirement(text)
+        for text in (*project["dependencies"], *extras["dev"], *extras["libero"], *extras["franka"])
+    ]
+    # Which torch is installed is the machine's choice.
+    needed = {canonicalize_name(one.name): one for one in declared if one.name != "torch"}
+    assert needed.keys() - versions.keys() == set()
+    unfit = [name for name, one in needed.items() if not one.specifier.contains(versions[name])]
+    assert unfit == []
+    assert not {"torch", "dzrobot"} & versions.keys()
 
 
 def test_the_image_is_made_of_what_is_there():

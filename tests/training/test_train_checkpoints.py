@@ -12,6 +12,7 @@ import train_worlds
 
 from dzrobot.code_identity import CodeIdentity, package_code
 from dzrobot.errors import CheckpointError, ConfigError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints import checksums
 from dzrobot.policies.dreamzero.checkpoints.hub import local_path
 from dzrobot.policies.dreamzero.checkpoints.passport import read_passport, write_passport
@@ -194,14 +195,14 @@ def test_processes_of_different_code_do_not_train_together(train_root, solo):
             return [value, CodeIdentity(version="0.1.0", content="f" * 64)]
 
     config = train_worlds.config(train_root)
-    with pytest.raises(ConfigError, match=r"different code: rank 0 .*, rank 1 dzrobot 0\.1\.0"):
+    with pytest.raises(ConfigError, match=r"different code: rank 0 .*, rank 1 0\.1\.0"):
         build(config, Two())
 
 
-def test_another_tokenizer_than_the_one_trained_with_is_refused(tmp_path, train_root):
+def test_another_tokenizer_than_the_one_trained_with_is_refused(tmp_path):
     folder = tmp_path / "tiny"
-    shutil.copytree(train_root / "tiny", folder)
+    shutil.copytree(default_checkpoint(), folder)
     passport = replace(read_passport(folder), tokenizer="ab" * 32)
     write_passport(folder, passport)
     with pytest.raises(CheckpointError, match="tokenizer: checkpoint abababababab, wanted"):
-        DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)
+        DreamZeroPolicy.from_pretrained(folder)

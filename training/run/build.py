@@ -49,7 +49,7 @@ from dzrobot.training.run.initial_weights import (
 )
 from dzrobot.training.run.inputs import NetworkInputs
 from dzrobot.training.run.metrics import Rates, TrainMetrics
-from dzrobot.training.run.opening import Datasets, OpenedRun, open_run
+from dzrobot.training.run.opening import Datasets, OpenedRun, open_run, tokenizer_path
 from dzrobot.training.run.optimizer import Ema, Optimizer
 from dzrobot.training.run.parallel import (
     DTYPES,

@@ -24,6 +24,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
 
 from dzrobot.cli import main
+from dzrobot.code_identity import CODE, package_code
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import (
     ConfigError,
@@ -351,7 +352,8 @@ def test_the_command_evaluates_through_a_server(tmp_path, capsys):
         said = capsys.readouterr().out
     assert "2 plans from the server: round trip" in said
     card = json.loads((tmp_path / "results/card.json").read_text())
-    assert card["policy"]["server"] == {"who": "test"}
+    served = card["policy"]["server"]
+    assert (served["who"], served[CODE][0]["content"]) == ("test", package_code().content)
 
 
 def test_serving_needs_no_torch():
