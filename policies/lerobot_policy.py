@@ -85,7 +85,8 @@ class LeRobotPolicy(Policy):
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
         # Fetched once, so that weights, settings and processors are of one commit.
-        folder = local_path(source, revision) or fetch(*pinned(source, revision), ["*"])
+        name, wanted = pinned(source, revision)
+        folder = local_path(source, revision) or fetch(str(name), wanted, ["*"])
         place = str(folder)
         config: Any = PreTrainedConfig.from_pretrained(place)
         config.device = device

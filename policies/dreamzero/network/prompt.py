@@ -139,10 +139,12 @@ class PromptTokenizer:
         """
         (AutoTokenizer,) = members("transformers", "AutoTokenizer")
         self.text_len = text_len
-        name, _, revision = (source, "", "") if Path(source).exists() else source.partition("@")
+        name, revision = str(source), ""
+        if not Path(source).exists():
+            name, _, revision = name.partition("@")
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
-                str(name), revision=revision or "main", trust_remote_code=False
+                name, revision=revision or "main", trust_remote_code=False
             )
             # Some faults of its files show only when it is used.
             self(["pick up the cup"])
