@@ -38,7 +38,7 @@ GUIDE = {
     "model.precision=fp32": "parallel.param_dtype",
     "actor.fsdp_config.mixed_precision.buffer_dtype=bf16": "parallel.param_dtype",
     "data.lazy_load=true": "every read is lazy",
-    "runner.ckpt_path=full_weights.pt": "--checkpoint PATH --config-from DIR",
+    "runner.ckpt_path=full_weights.pt": "--checkpoint PATH --preset 5b --metadata FILE",
     "actor.model.num_action_chunks=8": "--execute",
     "cluster.num_nodes=2": "--nnodes",
     "robot_ip=172.16.0.2": "address",
@@ -101,6 +101,44 @@ def test_strategies_have_aliases_and_it_is_said_what_they_mean(train_root, tmp_p
     found = config.parallel.strategy, config.parallel.reshard_after_forward
     assert found == ALIASES[alias]
     assert f"parallel.strategy={alias} is parallel.strategy={found[0]}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    {
+        "parallel.cpu_ram_efficient_loading=true": "piece by piece",
+        "actor.fsdp_config.wrap_policy=transformer_based_wrap": "each transformer block",
+        "parallel.transformer_layer_cls_to_wrap=[CausalWanAttentionBlock]": "its class is Block",
+        "parallel.root_only=false": "each transformer block",
+    }.items(),
+)
+def test_what_is_done_anyway_is_accepted_and_told(train_root, tmp_path, written, said, caplog):
+    recipe = tmp_path / "recipe.yaml"
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "new")
+    recipe.write_text(yaml.safe_dump(values))
+    assert load_recipe(str(recipe), [written], 1) == load_recipe(str(recipe), [], 1)
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    {
+        "parallel.cpu_ram_efficient_loading=false": "piece by piece",
+        "parallel.wrap_policy=NO_WRAP": "no other layout",
+        "parallel.root_only=true": "gathered on every device at once",
+        "train_backend=deepspeed": "ZeRO stage 2 is parallel.strategy=zero2",
+        "parallel.strategy=deepspeed": "ZeRO stage 2 is parallel.strategy=zero2",
+        "data.video_backend=decord": "pip install",
+    }.items(),
+)
+def test_what_cannot_be_had_is_refused_with_what_comes_nearest(train_root, tmp_path, written, said):
+    recipe = tmp_path / "recipe.yaml"
+    values = train_worlds.recipe(train_root, runner__output_dir=tmp_path / "new")
+    recipe.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(str(recipe), [written], 1)
+    (line,) = [line for line in str(refused.value).splitlines() if said in line]
+    assert line.startswith(f"  {written.partition('=')[0]}: ")
 
 
 def test_what_is_written_under_our_name_stands():

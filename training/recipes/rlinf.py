@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dzrobot.configuration import GIVEN, RawConfig, place_of
+from dzrobot.importing import install
 from dzrobot.training.recipes.hydra_files import OPEN, leaves, listed_defaults, put
 from dzrobot.training.recipes.rlinf_defaults import PRESETS
 from dzrobot.yaml_values import Place, dotted
@@ -96,6 +97,38 @@ VALUES: Mapping[str, Mapping[str | bool | int, Mapping[str, Any]]] = {
 }
 """Field here -> foreign value -> fields and values here."""
 
+_BY_BLOCK = "each transformer block is sharded by itself"
+_PIECEWISE = "weights are always read piece by piece onto their device"
+_TRANSFORMER = ("transformer", "transformer_based_wrap", "TRANSFORMER_BASED_WRAP")
+_BLOCKS = ("CausalWanAttentionBlock", "WanAttentionBlock", "Block")
+
+TAKEN: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "parallel.auto_wrap_policy": (_TRANSFORMER, _BY_BLOCK),
+    "parallel.cpu_ram_efficient_loading": ((True,), _PIECEWISE),
+    "parallel.root_only": ((False,), _BY_BLOCK),
+    "parallel.transformer_layer_cls_to_wrap": (
+        (*_BLOCKS, *([name] for name in _BLOCKS)), f"{_BY_BLOCK}, its class is Block",
+    ),
+    "parallel.use_orig_params": ((True,), "FSDP2 always has them"),
+    "parallel.wrap_policy": (_TRANSFORMER, _BY_BLOCK),
+}  # fmt: skip
+"""Field without a counterpart -> the values of it that say what is done here anyway, and what that
+is: such a value is accepted and told."""
+
+NOT_HERE: Mapping[str, Mapping[Any, str]] = {
+    "parallel.strategy": {
+        "deepspeed": "there is no DeepSpeed here: its ZeRO stage 2 is parallel.strategy=zero2, "
+        "stage 3 is fsdp, and its offloading parallel.cpu_offload=true",
+        "fsdp1": "there is FSDP2 alone: write parallel.strategy=fsdp",
+        "megatron": "there is no tensor parallelism here: choose fsdp, hsdp or ddp",
+    },
+    "data.video_backend": {
+        "decord": "decord is not used: pyav, which is installed, or torchcodec "
+        f"({install('video')}) read the same frames",
+    },
+}
+"""Field here -> values of other trainers that cannot be had, and what comes nearest."""
+
 DROPPED: Mapping[str, str] = {
     "actor": "sections are model, data, optim, parallel, checkpoint, logging and runner",
     "actor.eval_batch_size": "open-loop evaluations take runner.eval_windows samples; drop it",
@@ -158,19 +191,23 @@ DROPPED: Mapping[str, str] = {
     "parallel.offload_pin_memory": "parallel.cpu_offload pins what it moves; drop it",
     "parallel.save_full_model_weights": "checkpoint.export writes whole weights at the end, "
     "`dzrobot convert` those of any checkpoint",
-    "parallel.transformer_layer_cls_to_wrap": "each transformer block is sharded on "
-    "its own; drop it",
+    "parallel.auto_wrap_policy": f"{_BY_BLOCK}, and no other layout is offered; drop it",
+    "parallel.root_only": f"{_BY_BLOCK}: as one unit, the whole network would be gathered on every "
+    "device at once; drop it, or choose parallel.strategy=ddp",
+    "parallel.transformer_layer_cls_to_wrap": f"{_BY_BLOCK}, and no other layer; drop it",
     "parallel.use_liger_kernel": "has no kernels for this network; drop it",
     "parallel.use_orig_params": "FSDP2 always has them; drop it",
-    "parallel.wrap_policy": "each transformer block is sharded by itself; drop it",
+    "parallel.wrap_policy": f"{_BY_BLOCK}, and no other layout is offered; drop it",
     "rollout": "an evaluation is `dzrobot eval`; drop it",
     "reward": "is of reinforcement learning; drop it",
     "robot_ip": "the workcell file says it, as `address`: `dzrobot init-workcell cell.yaml`",
     "camera_serials": "the workcell file says them, below `cameras`: `dzrobot init-workcell "
     "cell.yaml`",
-    "runner.ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
+    "runner.ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --preset 5b "
+    "--metadata FILE --embodiment TAG`, "
     "a run to resume to runner.resume_dir",
-    "ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --config-from DIR`, "
+    "ckpt_path": "a policy is given to `dzrobot eval --checkpoint PATH --preset 5b "
+    "--metadata FILE --embodiment TAG`, "
     "a run to resume to runner.resume_dir",
     "runner.early_stop": "a run ends at runner.max_steps; drop it",
     "runner.logger": "the folder is runner.output_dir; see the section logging",
@@ -246,13 +283,7 @@ def translate(raw: RawConfig) -> Translation:
         if place == ("defaults",):
             named = [PRESETS[name] for name, _ in listed_defaults(value) if name in PRESETS]
             moved += [(place, "model.preset", name) for name in named]
-        if value == OPEN:
-            continue
-        if isinstance(value, str) and "${" in value:
-            done.dropped.append((theirs, f"{value} refers to another value; write it out"))
-            continue
-        if reason := why_dropped(theirs):
-            done.dropped.append((theirs, reason))
+        if value == OPEN or _settled(done, theirs, value):
             continue
         ours = name_here(theirs)
         if ours == theirs:
@@ -280,6 +311,21 @@ def translate(raw: RawConfig) -> Translation:
     return Translation(
         RawConfig(done.raw.values, origins), done.renamed, done.dropped, done.read_as
     )
+
+
+def _settled(done: Translation, theirs: str, value: Any) -> bool:
+    """Note what a foreign field has no counterpart for; return whether that settles it."""
+    if isinstance(value, str) and "${" in value:
+        done.dropped.append((theirs, f"{value} refers to another value; write it out"))
+    elif said := done_anyway(theirs, value):
+        done.read_as.append((f"{theirs}={value}", said))
+    elif isinstance(value, str) and value in NOT_HERE.get(name_here(theirs), {}):
+        done.dropped.append((theirs, NOT_HERE[name_here(theirs)][value]))
+    elif reason := why_dropped(theirs):
+        done.dropped.append((theirs, reason))
+    else:
+        return False
+    return True
 
 
 def _read_values(done: Translation, origins: dict[Place, str]) -> None:
@@ -313,6 +359,13 @@ def name_here(theirs: str) -> str:
                 continue
             name = inner
     return RENAMED.get(name, name)
+
+
+def done_anyway(theirs: str, value: Any) -> str | None:
+    """Return what is done here where ``value`` of a foreign field asks for just that; else None."""
+    values, said = TAKEN.get(name_here(theirs), ((), ""))
+    # 1 is not true.
+    return said if any(type(one) is type(value) and one == value for one in values) else None
 
 
 def why_dropped(theirs: str) -> str | None:
