@@ -98,7 +98,7 @@ class Plan:
 
     @classmethod
     def of(cls, actions: NDArray[np.float32], timing: Mapping[str, float] | None = None) -> Self:
-        """Return a plan of which nothing but the actions (H, A) is known, and perhaps times."""
+        """Return a plan of which only ``actions`` (H, A) are known, and perhaps ``timing``."""
         return cls(actions=actions, targets=actions, normalized=actions, timing=timing or {})
 
 
@@ -144,6 +144,8 @@ class Ask:
     """The question for one plan."""
 
     session: str = DEFAULT_SESSION
+    """Name of the session that the plan is for."""
+
     observation: Observation
     """What the robot sees now; from a client of a server, also stacks of frames (T, H, W, 3)."""
 
@@ -234,7 +236,7 @@ class Policy:
         return [self.act(obs, session=name) for obs, name in zip(given, sessions, strict=True)]
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
-        """Take in what the robot sees at this step; by default, the newest is kept."""
+        """Take in ``obs``, what the robot of ``session`` sees at this step; the newest is kept."""
         self._session(session).seen = obs
 
     def ask(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Ask:
@@ -260,6 +262,9 @@ class Policy:
         What was observed after a question was asked plays no part in its answer. Everything is
         checked before anything changes: an error leaves all sessions as they were.
 
+        Args:
+            asks: Questions, each of another session.
+
         Raises:
             ConfigError: The policy cannot continue a plan as it is asked to.
             ModalityError: An observation does not fit.
@@ -270,14 +275,14 @@ class Policy:
     def infer(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> dict[str, Any]:
         """Return ``actions`` (H, A) float32 of a plan for ``obs``, and ``timing`` in milliseconds.
 
-        The caller executes as much of it as it likes; see :meth:`plan`.
+        The plan is one of ``session``; the caller executes as much of it as it likes.
         """
         return self.infer_batch([obs], [session])[0]
 
     def infer_batch(
         self, observations: Observations, sessions: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return a plan as of :meth:`infer` for each session, made together."""
+        """Return plans as of :meth:`infer` for ``observations`` of ``sessions``, made together."""
         names = check_sessions(sessions)
         given = observations_of(observations, len(names))
         check_count(given, names)
@@ -315,7 +320,7 @@ class Policy:
         return Footprint(session=0, free=0)
 
     def imagine(self, session: str = DEFAULT_SESSION) -> Image:
-        """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
+        """Return the video (T, H, W, 3) uint8, views tiled, of the last plan of ``session``.
 
         Raises:
             ConfigError: The policy predicts no video.
@@ -323,7 +328,7 @@ class Policy:
         raise ConfigError(f"{type(self).__name__} predicts no video")
 
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], Image]:
-        """Return what computes :meth:`imagine`, to be called once, in the order of the plans.
+        """Return what computes :meth:`imagine` of ``session``, called once, plan after plan.
 
         The function takes how many frames to leave out at the end, fewer than there are.
         """

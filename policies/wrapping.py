@@ -46,10 +46,12 @@ class Wrapper(Policy):
         self.policy: Policy = adapted(policy)
         """What is wrapped."""
 
-        self.embodiment = self.policy.embodiment
-        self.execute = self.policy.execute
-        self.history = self.policy.history
-        self.planning = self.policy.planning
+        inner = self.policy
+        self.embodiment, self.execute = inner.embodiment, inner.execute
+        """Robot, and rows of each plan that are executed, of the inner policy."""
+
+        self.history, self.planning = inner.history, inner.planning
+        """Frames of the past that it is to be shown, and what it has planned so far."""
 
     @property
     def can(self) -> Abilities:
@@ -69,27 +71,27 @@ class Wrapper(Policy):
         self.policy.evict(session)
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
-        """Return the action (A,) of :meth:`act_batch` for one session."""
+        """Return the action (A,) of :meth:`act_batch` for ``obs`` of ``session``."""
         return self.act_batch([obs], [session])[0]
 
     def act_batch(self, observations: Observations, sessions: Sequence[str]) -> list[Action]:
-        """Return one action (A,) for each session."""
+        """Return one action (A,) for each of ``observations`` and ``sessions``."""
         return self.policy.act_batch(observations, sessions)
 
     def observe(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> None:
-        """Take in what the robot sees at this step."""
+        """Take in ``obs``, what the robot of ``session`` sees at this step."""
         self.policy.observe(obs, session=session)
 
     def ask(self, *, session: str = DEFAULT_SESSION, leftover: Leftover | None = None) -> Ask:
-        """Return the question for a plan from the newest observation on."""
+        """Return the question for a plan of ``session`` that continues ``leftover``."""
         return self.policy.ask(session=session, leftover=leftover)
 
     def plan(self, asks: Sequence[Ask]) -> list[Plan]:
-        """Return the plan of each question."""
+        """Return the plan of each of ``asks``."""
         return self.policy.plan(asks)
 
     def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
-        """Return whether the images of the next observation are looked at."""
+        """Return whether the next images of ``session``, for ``when``, are looked at."""
         return self.policy.reads_frames(session=session, when=when)
 
     def plans_next(self, *, session: str = DEFAULT_SESSION) -> bool:
@@ -109,11 +111,11 @@ class Wrapper(Policy):
         return self.policy.footprint(session)
 
     def imagine(self, session: str = DEFAULT_SESSION) -> Image:
-        """Return the video (T, H, W, 3) uint8 that the last plan predicts."""
+        """Return the video (T, H, W, 3) uint8 that the last plan of ``session`` predicts."""
         return self.policy.imagine(session)
 
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], Image]:
-        """Return what computes :meth:`imagine`."""
+        """Return what computes :meth:`imagine` of ``session``."""
         return self.policy.imagine_later(session)
 
     def encode_images(self, images: Image) -> NDArray[np.float32]:

@@ -275,7 +275,7 @@ class RemotePolicy(Policy):
         return self._ticket(self._episodes[session], session, leftover)
 
     def plan(self, asks: Sequence[Ask]) -> list[Plan]:
-        """Return the plan that the server makes for each question, one after the other.
+        """Return the plan that the server makes for each of ``asks``, one after the other.
 
         Raises:
             SessionLostError, ServerError: As :meth:`act`.
