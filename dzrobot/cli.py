@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dzrobot import __version__
 from dzrobot.documents import shorten
@@ -99,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = available()
     name, *rest = arguments
     for word in arguments:
-        # Bytes of the shell that are no UTF-8 arrive as half characters, which nothing can print.
+        # Bytes of the shell that are not UTF-8 arrive as half characters, which nothing can print.
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             encoding = sys.getfilesystemencoding()
             advice = "type it again" if encoding == "utf-8" else "set LC_ALL=C.UTF-8"
-            print(f"dzrobot: {word!a} is no {encoding.upper()} text; {advice}", file=sys.stderr)
+            print(f"dzrobot: {word!a} is not {encoding.upper()} text; {advice}", file=sys.stderr)
             return FAULT
     if name not in known:
         print(
@@ -137,7 +137,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
     except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does: nothing to tell, and nobody to tell it.
+        # Whoever read our output has gone, as `head` does: there is nothing to report, and nowhere to report it.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
@@ -160,7 +160,7 @@ def _report(message: str) -> None:
     try:
         print("\n".join(lines), file=sys.stderr, flush=True)
     except OSError:
-        # The terminal was closed; what is left to be written goes nowhere, and is no other error.
+        # The terminal was closed; what is left to be written is lost, without another error.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -171,7 +171,7 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
         with contextlib.redirect_stderr(captured):
             # argparse of Python 3.11 takes the "--" of `--seed=--` for its own and leaves a list.
             if bare := next((word for word in argv if word.endswith("=--")), None):
-                parser.error(f"{bare!r}: -- is no value")
+                parser.error(f"{bare!r}: -- is not a value")
             # Intermixed: values may follow options, as in `plan RECIPE --gpus 8 max_steps=10`.
             nested = parser._subparsers is not None
             parse = parser.parse_known_args if nested else parser.parse_known_intermixed_args
@@ -216,21 +216,28 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes ``--help-all`` wherever it takes ``--help``, in subcommands too."""
+
+    def __init__(self, *, common: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **options, "add_help": False})
+        shown = None if common is None else (*common, "--help", "--help-all")
+        what = "this help message and exit" if common is None else "the common options"
+        self.add_argument(
+            "-h", "--help", nargs=0, action=_ShowHelp, const=shown, help=f"show {what}"
+        )
+        self.add_argument(
+            "--help-all", nargs=0, action=_ShowHelp,
+            help=argparse.SUPPRESS if common is None else "show every option",
+        )  # fmt: skip
+
+
 def build_parser(program: str, command: ModuleType) -> argparse.ArgumentParser:
     """Return the parser of one command's module, which says what the command does.
 
     With ``COMMON`` in the module, ``--help`` shows those options alone and ``--help-all`` the rest.
     """
-    common = vars(command).get("COMMON")
-    parser = argparse.ArgumentParser(
-        prog=program, formatter_class=_Help, allow_abbrev=False, add_help=common is None
-    )
-    if common is not None:
-        shown = (*common, "--help", "--help-all")
-        parser.add_argument(
-            "-h", "--help", nargs=0, action=_ShowHelp, const=shown, help="show the common options"
-        )
-        parser.add_argument("--help-all", nargs=0, action=_ShowHelp, help="show every option")
+    parser = _Parser(prog=program, allow_abbrev=False, common=vars(command).get("COMMON"))
     command.add_arguments(parser)
     if parser.description is None:
         summary = str(command.SUMMARY)

@@ -27,6 +27,23 @@ def test_every_listed_command_has_its_parts(capsys):
         assert f"dzrobot {name}" in capsys.readouterr().out
 
 
+def test_every_command_shows_all_of_its_options(capsys):
+    for name, module in cli.available().items():
+        parser = cli.build_parser(f"dzrobot {name}", importlib.import_module(module))
+        inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for words in ([], *([choice] for choices in inner for choice in choices.choices)):
+            assert cli.main([name, *words, "--help-all"]) == 0
+            shown = capsys.readouterr().out
+            of = inner[0].choices[words[0]] if words else parser
+            missing = [
+                option
+                for action in of._actions
+                for option in action.option_strings[-1:]
+                if action.help is not argparse.SUPPRESS and option not in shown
+            ]
+            assert missing == [], (name, words)
+
+
 def test_no_number_or_path_is_read_unchecked():
     """Python's own types take what nobody means: ``²`` raises in int(), nan is a float, '' a path.
 
