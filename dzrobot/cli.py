@@ -137,7 +137,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
     except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does: there is nothing to report, and nowhere to report it.
+        # The reader of our output has gone, as `head` does: there is nothing to report.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT

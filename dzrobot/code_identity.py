@@ -44,11 +44,11 @@ class CodeIdentity:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     version: _Text
-    """Of dzrobot."""
+    """Version of dzrobot."""
 
     commit: _Text = ""
-    """Of the checkout, or of what pip installed from, with ``-modified`` where files of the package
-    differ from it. Empty: a wheel has none."""
+    """Commit of the checkout, or of what pip installed from, with ``-modified`` where files of the
+    package differ from it. Empty: a wheel has none."""
 
     content: _Text = ""
     """SHA-256 over the files of the package. Empty: it was not recorded."""

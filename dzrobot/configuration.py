@@ -34,7 +34,7 @@ _SHOWN = 40
 class FrozenConfig(BaseModel):
     """Base of configurations: never edited after construction, unknown fields are errors.
 
-    Values are taken as they are written: ``"5"`` is no number and ``1`` is no boolean. A list
+    Values are taken as they are written: ``"5"`` is not a number and ``1`` is not a boolean. A list
     becomes a tuple, text a path, and ``1e3`` an integer where the field asks for one.
     """
 
@@ -229,7 +229,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[Place, str]]:
         text = read_bytes(path, ConfigError, largest=LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is no UTF-8 text (byte {error.start}); save it as such"
+            f"{path} is not UTF-8 text (byte {error.start}); save it as such"
         ) from error
     values, lines = read_yaml(text, str(path))
     if values is None:
@@ -244,7 +244,7 @@ def _parsed(override: str) -> tuple[Place, Any]:
     name, equals, text = override.partition("=")
     if not equals or not name or not all(name.split(".")):
         raise ConfigError(
-            f"{shorten(override)} is no override; write key=value or section.key=value"
+            f"{shorten(override)} is not an override; write key=value or section.key=value"
         )
     if name.count(".") >= DEEPEST:
         raise ConfigError(f"{shorten(override)}: a name has at most {DEEPEST} parts")
@@ -255,7 +255,7 @@ def parse_value(text: str) -> Any:
     """Return ``text`` read as a YAML value: ``1e-4`` a float, ``[1, 2]`` a list, ``null`` None.
 
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: it is not YAML.
     """
     value, _ = read_yaml(text, shorten(text))
     return value

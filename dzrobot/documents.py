@@ -111,7 +111,7 @@ def read_bytes(path: Path, error_class: type[DzrobotError], *, largest: int = LA
     """
     try:
         if path.exists() and not path.is_file():
-            raise error_class(f"{path} is no regular file; a document is expected there")
+            raise error_class(f"{path} is not a regular file; a document is expected there")
         size = path.stat().st_size
         if size > largest:
             raise error_class(
@@ -146,7 +146,7 @@ def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
     try:
         content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise error_class(f"{where} is no UTF-8 text (byte {error.start})") from error
+        raise error_class(f"{where} is not UTF-8 text (byte {error.start})") from error
     if (depth := _depth(content)) > DEEPEST:
         raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST}")
 
@@ -155,7 +155,7 @@ def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
             content.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite
         )
     except ValueError as error:
-        raise error_class(f"{where} is no JSON: {error}") from error
+        raise error_class(f"{where} is not JSON: {error}") from error
 
 
 def _no_number(name: str) -> NoReturn:

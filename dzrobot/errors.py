@@ -148,7 +148,7 @@ def _escaped(letter: str) -> str:
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""A disk that is full is no fault of an episode: the run ends, and can be resumed."""
+"""A disk that is full is not a fault of an episode: the run ends, and can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ErrorCapture:
 
     Args:
         passes: Errors that are raised all the same. A stop, or an arm that another program drives,
-            is no accident of one episode: it ends the run.
+            does not concern one episode alone: it ends the run.
     """
 
     def __init__(self, passes: Callable[[Exception], bool] = ends_the_run) -> None:

@@ -24,8 +24,8 @@ LARGEST_MESSAGE = 64 * 1024**2
 """Bytes of one message; vLLM-Omni has the same limit."""
 
 _MOST_ITEMS = 20_000
-"""Of one message, at all levels together. An item may take two hundred times its bytes in memory;
-an array is four items whatever its size."""
+"""Items of one message, at all levels together. An item may take two hundred times its bytes in
+memory; an array is four items whatever its size."""
 
 _DEEPEST = 16
 _MOST_TEXT = 1024**2
@@ -73,7 +73,7 @@ def unpack(message: bytes, forms: set[ArrayForm] | None = None) -> Any:
         # msgpack's own faults of nesting and of what is behind the end have no text of their own.
         reason = str(error) or type(error).__name__
         raise ProtocolError(
-            f"a message of {len(message)} bytes is no msgpack of openpi's kind: {reason[:200]}"
+            f"a message of {len(message)} bytes is not msgpack of openpi's kind: {reason[:200]}"
         ) from error
 
 
@@ -89,7 +89,7 @@ _COUNTED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA:
 def _check_size(message: bytes) -> None:
     """Raise ValueError if ``message`` holds more than a request does; nothing of it is built.
 
-    What is no msgpack passes: the reader refuses it.
+    What is not msgpack passes: the reader refuses it.
     """
     at, announced, text, left = 0, 1, 0, [1]
     while left and at < len(message):
@@ -177,9 +177,9 @@ def _array(found: dict[Any, Any]) -> NDArray[Any]:
     data, shape = found.get(b"data"), found.get(b"shape")
     dtype = _dtype(found)
     if not isinstance(shape, list) or len(shape) > _MOST_AXES:
-        raise ValueError(f"the shape {shorten(shape)} of an array is no list of few numbers")
+        raise ValueError(f"the shape {shorten(shape)} of an array is not a list of few numbers")
     if any(type(count) is not int or count < 0 for count in shape):
-        raise ValueError(f"the shape {shorten(shape)} of an array is no list of whole numbers")
+        raise ValueError(f"the shape {shorten(shape)} of an array is not a list of whole numbers")
     expected = math.prod(shape) * dtype.itemsize
     if not isinstance(data, bytes) or len(data) != expected:
         given = len(data) if isinstance(data, bytes) else f"a {type(data).__name__}"

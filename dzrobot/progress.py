@@ -42,7 +42,7 @@ def progress_bar(what: str, console: Console | None = None, every: float = 30.0)
 
     Args:
         what: Name of the work.
-        console: Where to; standard error by default. If it is no terminal it gets lines.
+        console: Where to; standard error by default. If it is not a terminal it gets lines.
         every: Seconds between lines; shorter work has none.
     """
     console = console or Console(stderr=True)

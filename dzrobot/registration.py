@@ -18,7 +18,7 @@ class Suite:
 
     tasks: int
     init_states: int
-    """Of each task, numbered from 0."""
+    """Starts of each task, numbered from 0."""
 
     max_steps: int
     """Steps per episode that the environment is registered with."""
@@ -85,13 +85,13 @@ PRO_SUITES = (
         for base in bases
     ),
 )
-"""Of LIBERO-PRO, with the step limits of the suites that they are made from."""
+"""Suites of LIBERO-PRO, with the step limits of the suites that they are made from."""
 
 PLUS_SUITES = tuple(
     _libero(f"plus_{base}", tasks, _STEPS[base], 1)
     for base, tasks in (("spatial", 2402), ("object", 2518), ("goal", 2591), ("10", 2519))
 )
-"""Of LIBERO-Plus, whose tasks are run once each."""
+"""Suites of LIBERO-Plus, whose tasks are run once each."""
 
 SUITES: dict[str, Suite] = {}
 """What ``dzrobot eval --suite`` knows, by name."""

@@ -30,8 +30,8 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
         source: Names it in an error.
 
     Raises:
-        ConfigError: it is no YAML, or has what no configuration needs: tags, several documents,
-            keys that are no text or number, a key twice, an alias inside of its own anchor,
+        ConfigError: it is not YAML, or has what no configuration needs: tags, several documents,
+            keys that are neither text nor number, a key twice, an alias inside of its own anchor,
             too much of anything.
     """
     try:
@@ -52,10 +52,10 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
         mark = error.problem_mark
         at = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         reason = error.problem or error.context
-        raise ConfigError(f"{source} is no YAML that is taken here: {reason}{at}") from error
+        raise ConfigError(f"{source} is not YAML that is taken here: {reason}{at}") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(
-            f"{source} is no YAML: character {error.character!r} at position {error.position}"
+            f"{source} is not YAML: character {error.character!r} at position {error.position}"
         ) from error
 
 

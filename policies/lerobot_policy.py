@@ -260,7 +260,7 @@ def _sizes(robot: Embodiment) -> str:
 
 
 def _kept(policy: Any) -> dict[str, Any]:
-    """Return what a policy keeps of an episode: its queues, and helpers that are no networks."""
+    """Return what a policy keeps of an episode: its queues, and helpers that are not networks."""
     import torch
 
     own = vars(torch.nn.Module()).keys() | {"config"}

@@ -57,7 +57,7 @@ def uneven_batch(global_batch: int, micro_batch: int, processes: int) -> str | N
         return None
     nearest = max(at_once, round(global_batch / at_once) * at_once)
     return (
-        f"{global_batch} is no multiple of micro_batch_size x processes = {micro_batch} x "
+        f"{global_batch} is not a multiple of micro_batch_size x processes = {micro_batch} x "
         f"{processes}; the nearest that is: {nearest}"
     )
 

@@ -22,7 +22,7 @@ class Published:
     """Billions; in bfloat16 two gigabytes each, on disk and to act with."""
 
     files: tuple[str, ...] = ()
-    """Of a repository that is not needed as a whole."""
+    """Files of a repository that is not needed as a whole."""
 
 
 PUBLISHED = {
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = PUBLISHED.get(arguments.id)
     if arguments.id.count("/") != 1:
         raise CheckpointError(
-            f"{arguments.id!r} is no id owner/name; `dzrobot download` lists the published ones"
+            f"{arguments.id!r} is not an id owner/name; `dzrobot download` lists the published ones"
         )
     kind: Kind = "dataset" if arguments.dataset else "model"
     target = arguments.output or flags.path(arguments.id.partition("/")[2])

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Practice:
-    """Asks as :func:`_ask` does, and guides the emulated hand, which nobody can take hold of."""
+    """Asks as :func:`_ask` does, and guides the emulated hand, which cannot be held."""
 
     def __init__(self, workcell: EmulatedWorkcell, arm: Arm) -> None:
         self._workcell, self._arm, self._places = workcell, arm, list(_PLACES)
@@ -122,5 +122,5 @@ def _ask(question: str) -> str:
     sys.stdout.flush()
     answer = sys.stdin.readline()
     if not answer:
-        raise ConfigError("nobody answers: standard input has ended; run this in a terminal")
+        raise ConfigError("there is no answer: standard input has ended; run this in a terminal")
     return answer.rstrip("\n")

@@ -182,7 +182,7 @@ def _read_keyboard(arguments: argparse.Namespace) -> None:
         return
     if arguments.policy:
         raise ConfigError(
-            f"--policy with --teleop {KEYBOARD}: a key has no way to be held, so nobody can say "
+            f"--policy with --teleop {KEYBOARD}: a key cannot be held down, so it is not known "
             f"when it takes over; give one of {', '.join(DEVICES)}"
         )
     if arguments.keyboard:
@@ -216,8 +216,8 @@ def _found_policy(arguments: argparse.Namespace, facts: EnvironmentFacts) -> Res
 def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:
     if facts.is_real:
         raise ConfigError(
-            f"--noise {arguments.noise:g} moves a real arm in ways that nobody asked for: leave it "
-            "out; it is for emulated arms and simulators"
+            f"--noise {arguments.noise:g} moves a real arm in ways that were not asked for: leave "
+            "it out; it is for emulated arms and simulators"
         )
     if not arguments.policy:
         raise ConfigError("--noise is on what a policy does: give --policy, or leave it out")

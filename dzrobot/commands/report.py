@@ -13,7 +13,7 @@ from dzrobot.rollout.pages.recordings import write_recordings
 from dzrobot.rollout.pages.write import write_page
 
 RERUN_FOLDER = "rerun"
-"""Of recordings, beside the page; of two evaluations, each has a folder in it."""
+"""Folder of recordings, beside the page; of two evaluations, each has a folder in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,7 @@ def load_embodiment(name: str) -> Embodiment:
             ``@HEIGHTxWIDTH`` behind it (``libero_sim@128x128``) its cameras deliver such images.
 
     Raises:
-        UnknownNameError: no such tag, module or attribute, or the attribute is no Embodiment.
+        UnknownNameError: no such tag, module or attribute, or the attribute is not an Embodiment.
         ConfigError: no image has that size.
     """
     if sized := _AT_RESOLUTION.fullmatch(name):
@@ -61,7 +61,7 @@ def load_embodiment(name: str) -> Embodiment:
     found: Embodiment = load_reference(reference, "embodiment", Embodiment)
     if not found.action:
         raise UnknownNameError(
-            f"{reference} has no action parts, so it is no robot: give it those of the robot that "
-            "learns from it, and say in the recipe what its recordings hold (recorded: images)"
+            f"{reference} has no action parts, so it is not a robot: give it those of the robot "
+            "that learns from it, and say in the recipe what its recordings hold (recorded: images)"
         )
     return found

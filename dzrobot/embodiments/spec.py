@@ -453,7 +453,7 @@ class Embodiment:
     def _tile_faults(self) -> Iterable[str]:
         used = [key for row in self.tiles for key in row if key is not None]
         for key in sorted(set(used) - set(self.video_keys)):
-            yield f"tiles name {key!r}, which is no view.{suggest(key, self.video_keys)}"
+            yield f"tiles name {key!r}, which is not a view.{suggest(key, self.video_keys)}"
         if unseen := set(self.video_keys) - set(used):
             yield f"views in no tile: {preview(unseen)}; give each a tile, or drop the view"
         widest = max(len(row) for row in self.tiles)
@@ -475,7 +475,7 @@ class Embodiment:
                 continue
             if part.reference not in dims:
                 yield (
-                    f"{part.key} is relative to {part.reference!r}, which is no state part."
+                    f"{part.key} is relative to {part.reference!r}, which is not a state part."
                     f"{suggest(part.reference, dims)} Known: {', '.join(dims)}"
                 )
             elif dims[part.reference] != part.dim:
@@ -497,7 +497,7 @@ def _prompt_faults(prompt: str) -> Iterable[str]:
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
     except ValueError as error:
-        yield f"prompt {prompt!r} is no template: {error}"
+        yield f"prompt {prompt!r} is not a template: {error}"
         return
     if fields != {"task"}:
         yield f"prompt must hold {{task}} and no other field, got {preview(fields)}"

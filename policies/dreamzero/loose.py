@@ -1,6 +1,6 @@
 """What weights are that lie without config.json or statistics: a preset, a file, a robot.
 
-A run that started from Wan component files leaves such weights: nobody's folder describes them.
+A run that started from Wan component files leaves such weights: no folder describes them.
 """
 
 from collections.abc import Mapping

@@ -148,7 +148,7 @@ class NewCheckpoint:
     """How the weights were made, for the passport; None: no passport."""
 
     prompts: Sequence[str] = ()
-    """What the tokenizer is made from besides, so that their words are no strings of letters."""
+    """What the tokenizer is made from besides, so that their words are not strings of letters."""
 
     shards: ShardOptions = field(default_factory=ShardOptions)
 

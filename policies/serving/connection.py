@@ -124,8 +124,8 @@ class Connection:
 
         Raises:
             SessionLostError: the connection broke; the server has forgotten the episode.
-            InvalidActionError: the policy predicted what is no action.
-            ServerError: the server refuses, or its answer is no plan.
+            InvalidActionError: the policy predicted what is not an action.
+            ServerError: the server refuses, or its answer is not a plan.
         """
         began = time.perf_counter()
         message = pack(request)
@@ -171,7 +171,7 @@ class Connection:
         fields = unpack(message)
         if not isinstance(fields, dict):
             raise ServerError(
-                f"{self._server} sent {shorten(fields)} as its greeting, which is no map"
+                f"{self._server} sent {shorten(fields)} as its greeting, which is not a map"
             )
         self.metadata = {str(key): value for key, value in fields.items()}
         if socket.subprotocol == SUBPROTOCOL:
@@ -212,7 +212,7 @@ class Connection:
         if isinstance(fields, np.ndarray):
             return fields, {}
         if not isinstance(fields, dict):
-            raise ServerError(f"{self._server} answered {shorten(fields)}, which is no plan")
+            raise ServerError(f"{self._server} answered {shorten(fields)}, which is not a plan")
         if fields.get("type") == "error":
             kind = _RAISED_HERE.get(str(fields.get("kind")), ServerError)
             raise kind(f"{self._server} refuses: {str(fields.get('message'))[:2000]}")

@@ -100,7 +100,7 @@ class GrootConnection:
                 and more time is given.
 
         Raises:
-            ServerError: the server refuses, or its answer is no plan.
+            ServerError: the server refuses, or its answer is not a plan.
         """
         if first:
             self._ask("reset", {"options": None}, self._options.later_s)
@@ -110,7 +110,7 @@ class GrootConnection:
         sent, received = self._exchange("get_action", data, wait_s)
         answer = self._fields(received)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], dict):
-            raise ServerError(f"{self._server} answered {shorten(answer)}, which is no plan")
+            raise ServerError(f"{self._server} answered {shorten(answer)}, which is not a plan")
         return ServerAnswer(
             actions=self._plan(answer[0]), targets=None, normalized=None,
             round_trip_ms=1000 * (time.perf_counter() - began), timing={},
@@ -203,7 +203,7 @@ class GrootConnection:
                 self._socket.connect("tcp://" + self._server.removeprefix(SCHEME))
             except zmq.ZMQError as error:
                 raise ConfigError(
-                    f"{self._server} is no address zmq://HOST:PORT: {error}"
+                    f"{self._server} is not an address zmq://HOST:PORT: {error}"
                 ) from error
         self._socket.rcvtimeo = round(1000 * wait_s)
         try:

@@ -123,8 +123,8 @@ class RemotePolicy(Policy):
 
     Raises:
         ServerError: it cannot be reached, or refuses the connection.
-        ConfigError: it serves another robot, nobody says what its actions mean, or ``execute`` is
-            more than is planned.
+        ConfigError: it serves another robot, it does not say what its actions mean, or ``execute``
+            is more than is planned.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class RemotePolicy(Policy):
             ModalityError: the observation does not fit the embodiment, or lacks images that are
                 looked at; see :meth:`reads_frames`.
             SessionLostError: the connection broke during the episode.
-            ServerError: the server refuses, or answers what is no plan.
+            ServerError: the server refuses, or answers what is not a plan.
         """
         episode = self._observe(obs, session, frames=self.reads_frames(session=session))
         if not episode.pending:
@@ -328,7 +328,7 @@ class RemotePolicy(Policy):
         others = [name for name in self._episodes if name != session]
         if self._dialect in (Dialect.DREAMZERO, Dialect.VLLM) and others:
             raise SessionError(
-                f"session {session!r} beside {others[0]!r}: {self._server} is no dzrobot server "
+                f"session {session!r} beside {others[0]!r}: {self._server} is not a dzrobot server "
                 "and holds one episode at a time; call end_all() first, or use one server for each"
             )
         seen: deque[Observation] = deque(maxlen=1 - min(self._offsets))
@@ -448,7 +448,7 @@ class RemotePolicy(Policy):
         )
 
     def _usual(self, connection: AnyConnection) -> int:
-        """Return how many actions of a plan are executed where nobody says so."""
+        """Return how many actions of a plan are executed where it is not said."""
         if connection.greeting is not None:
             return connection.greeting.execute
         if self._dialect in _PLAIN:

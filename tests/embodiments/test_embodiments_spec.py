@@ -137,7 +137,7 @@ REFUSED = {
         "tiles": (("video.wrist_image", "video.image"),)
     },
     "need the same size": {"views": (VIEW, replace(LIBERO.views[1], size=(128, 128)))},
-    "no state part. Did you mean 'state.state'": {"action": (RELATIVE,)},
+    "not a state part. Did you mean 'state.state'": {"action": (RELATIVE,)},
     "action.x has 7 numbers, its reference state.state has 8": {
         "action": (replace(RELATIVE, reference="state.state"),)
     },
@@ -146,7 +146,7 @@ REFUSED = {
     },
     "state parts add up to 65 numbers, the network takes 64": {"state": (WIDE,)},
     r"prompt must hold \{task\} and no other field, got name": {"prompt": "do {name}"},
-    "prompt .* is no template": {"prompt": "do {task"},
+    "prompt .* is not a template": {"prompt": "do {task"},
     r"language='task' must be 'annotation\.<name>'": {"language": "task"},
     "crop_scale=1.5": {"crop_scale": 1.5},
     "execute=0": {"execute": 0},

@@ -178,7 +178,7 @@ def test_training_config_without_a_word_on_relative_actions(droid):
     load(folder, EMBODIMENTS["oxe_droid"])
     file.write_text("a: [")
     if not has_passport:
-        with pytest.raises(CheckpointError, match=r"conf\.yaml cannot be read.* is no YAML"):
+        with pytest.raises(CheckpointError, match=r"conf\.yaml cannot be read.* is not YAML"):
             load(folder, EMBODIMENTS["oxe_droid"])
 
 

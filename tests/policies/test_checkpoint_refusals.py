@@ -275,7 +275,7 @@ class TestTrainingRuns:
         run = write_pickled(tiny_folders / "5b", tmp_path / "run", "flat")
         file = run / "actor/model_state_dict/full_weights.pt"
         torch.save({"model": {"lr": 3, "action_head.model.x": torch.ones(1)}}, file)
-        with pytest.raises(CheckpointError, match="entries that are no tensors: lr"):
+        with pytest.raises(CheckpointError, match="entries that are not tensors: lr"):
             open_checkpoint(run)
 
     @pytest.mark.parametrize("kept", [0, 100, -100])

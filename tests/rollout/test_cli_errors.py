@@ -112,7 +112,7 @@ def test_text_that_the_locale_has_not_names_the_locale(tmp_path):
         env={**os.environ, **ascii_only}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "is no ASCII text; set LC_ALL=C.UTF-8\n" in done.stderr
+    assert "is not ASCII text; set LC_ALL=C.UTF-8\n" in done.stderr
 
 
 def test_unknown_option_is_suggested(capsys):

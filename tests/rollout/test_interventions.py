@@ -160,7 +160,7 @@ def test_who_acts_is_said_once(tmp_path, capsys):
         assert "say what acts" in capsys.readouterr().err
     for more, said in (
         (["--keyboard", "--teleop", "keyboard"], "are the same; give one"),
-        (["--policy", "hold", "--teleop", "keyboard"], "nobody can say when it takes over"),
+        (["--policy", "hold", "--teleop", "keyboard"], "it is not known when it takes over"),
         (["--teleop", "keyboard", "--teleop-arg", "port=1"], "--teleop-arg is a setting"),
     ):
         assert main([*words, *more]) == 2

@@ -138,7 +138,7 @@ def test_another_plan_is_refused_and_nothing_is_lost(points):
     [
         (PLAN_FILE, b"null", "collection.json"),
         (PLAN_FILE, b"[" * 100_000, "collection.json is nested 100000 levels"),
-        (PLAN_FILE, b'{"env": "\xe9"}', "collection.json is no UTF-8"),
+        (PLAN_FILE, b'{"env": "\xe9"}', "collection.json is not UTF-8"),
         (PLAN_FILE, b'{"surplus": 1}', "surplus: 1 there, None given"),
         (ATTEMPTS_FILE, b"null\n", "attempts.jsonl:1"),
         (ATTEMPTS_FILE, b'{"seed": 1000000}\n', "attempts.jsonl:1 has 3 faults"),

@@ -49,11 +49,11 @@ def test_a_set_is_written_like_the_flags_of_eval():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("dit-steps=16", "--output", "x", "--latency", "soon"), "'soon' is no time"),
+        (("dit-steps=16", "--output", "x", "--latency", "soon"), "'soon' is not a time"),
         (("dit-steps=16",), "--output DIR"),
         (("dit-stepz=16", "--output", "x"), "options 'dit-stepz=16': unrecognized"),
         (("dit-steps=some", "--output", "x"), "options 'dit-steps=some'.*some"),
-        (("latency=soon", "--output", "x"), "'soon' is no time"),
+        (("latency=soon", "--output", "x"), "'soon' is not a time"),
         (('history="off', "--output", "x"), "No closing quotation"),
         (("dit-steps=16", "dit-steps=16", "--output", "x"), "keep one"),
         ((f"dit-steps=9 checkpoint={BUNDLED}", "--output", "x"), "no plan runs 9 of 16 steps"),

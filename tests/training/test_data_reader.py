@@ -234,7 +234,7 @@ def test_every_file_can_be_checked(recorded, tmp_path, options, monkeypatch):
     with ReadingPool([damaged], 2) as pool:
         assert list(video_faults(pool)) == found
     assert "episode_000000.mp4 has 25 frames, the list says 30" in found[0]
-    assert "episode_000004.mp4 is no readable video" in found[1]
+    assert "episode_000004.mp4 is not a readable video" in found[1]
 
 
 def test_interrupted_lists_are_cut_to_what_was_committed(recorded, tmp_path, options):

@@ -84,7 +84,7 @@ def test_export_equals_the_runs_own(run, tmp_path, capsys):
 
 def test_export_of_what_is_not_there(run, tmp_path, capsys):
     assert typed("export", run[1], "--step", 7) == 2
-    assert "step_00000007 is no complete training checkpoint" in capsys.readouterr().err
+    assert "step_00000007 is not a complete training checkpoint" in capsys.readouterr().err
     assert typed("export", tmp_path) == 2
     assert "no complete checkpoint" in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ def test_a_good_recipe_has_no_fault(train_root):
 WRONG = {
     "runner.global_batch_size": (
         {"runner__global_batch_size": 5, "runner__micro_batch_size": 2},
-        ("5 is no multiple", "2 x 1", "nearest that is: 4"),
+        ("5 is not a multiple", "2 x 1", "nearest that is: 4"),
     ),
     "optim.lr_warmup_steps": (
         {"optim__lr_warmup_steps": 8}, ("8 warm-up steps", "runner.max_steps=8", "lower it"),
@@ -176,7 +176,7 @@ WRONG = {
     ),
     "model.target_video_height": (
         {"model__target_video_height": 176, "model__target_video_width": 320},
-        ("176 x 320", "no multiple of", "set target_video_height="),
+        ("176 x 320", "not a multiple of", "set target_video_height="),
     ),
     "model.action_only_video": (
         {"model__action_only_video": "once"}, ("has no meaning", "give a share"),
@@ -189,7 +189,7 @@ WRONG = {
         ("/nowhere/tokenizer does not exist", "owner/name"),
     ),
     "model.preset": (
-        {"model__preset": "5b"}, ("is no 5b network", "instead of", "model.preset=null"),
+        {"model__preset": "5b"}, ("is not a 5b network", "instead of", "model.preset=null"),
     ),
     "data.train_data_paths": (
         {"data__train_data_paths": ["/nowhere/data"]},

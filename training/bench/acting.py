@@ -57,7 +57,7 @@ def policy_spec(settings: BenchSettings) -> PolicySpec:
     """Return the policy that ``settings`` name.
 
     Raises:
-        ConfigError: it is no checkpoint.
+        ConfigError: it is not a checkpoint.
     """
     bundled = settings.checkpoint is None
     spec = PolicySpec(

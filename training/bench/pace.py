@@ -82,7 +82,7 @@ def pace_of(way: Way, seconds: float, robot: PacedRobot) -> Pace:
     """Return how ``way`` goes with ``robot``, if a plan takes so many seconds.
 
     Raises:
-        ConfigError: nobody knows how the robot holds still.
+        ConfigError: it is not known how the robot holds still.
     """
     latency = Latency(text=f"{seconds:.3g}", kind="seconds", values=(seconds,))
     waits = schedule(ExecutionOptions(latency=latency), robot.embodiment, robot.rate, None)

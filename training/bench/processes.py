@@ -53,7 +53,7 @@ def other_build(tree: Path) -> Build:
         ConfigError: there is none, or one that cannot measure.
     """
     if not (tree / "dzrobot/__init__.py").is_file():
-        raise ConfigError(f"{tree} is no tree of dzrobot: give the root of a checkout")
+        raise ConfigError(f"{tree} is not a tree of dzrobot: give the root of a checkout")
     if not (tree / "dzrobot/training/bench/worker.py").is_file():
         raise ConfigError(
             f"dzrobot in {tree} is too old to be measured: it has no dzrobot/training/bench; "

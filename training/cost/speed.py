@@ -70,7 +70,7 @@ that the estimate is fitted to."""
 
 FITTED_UTILIZATION = {"5b": 0.1792, "14b": 0.2499}
 """Share of the peak that the operations which this trainer executes for a sample would reach at the
-fitted rate. The published program executes others, so this is no measure of either."""
+fitted rate. The published program executes others, so this does not measure either."""
 
 
 @dataclass(frozen=True, kw_only=True)

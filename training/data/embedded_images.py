@@ -134,6 +134,6 @@ def _decode(cell: Any, path: Path, column: str, row: int) -> NDArray[np.uint8]:
         )
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
-        raise DatasetError(f"{path}: {column} of row {row} is no readable image")
+        raise DatasetError(f"{path}: {column} of row {row} is not a readable image")
     rgb: NDArray[np.uint8] = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return rgb

@@ -57,7 +57,7 @@ class FrameTable:
                 ]
                 tick = float(stream.time_base)
         except (av.FFmpegError, IndexError) as error:
-            raise DatasetError(f"{path} is no readable video: {error}") from error
+            raise DatasetError(f"{path} is not a readable video: {error}") from error
         if not packets:
             raise DatasetError(f"{path} holds no frame")
         packets.sort()
@@ -149,7 +149,7 @@ class PyAvDecoder:
             self._container: Any = av.open(str(path))
             self._stream: Any = self._container.streams.video[0]
         except (av.FFmpegError, IndexError) as error:
-            raise DatasetError(f"{path} is no readable video: {error}") from error
+            raise DatasetError(f"{path} is not a readable video: {error}") from error
         # Workers are processes; threads inside each would only compete.
         self._stream.codec_context.thread_count = 1
         # One converter for all frames: setting one up costs as much as a small frame.
@@ -246,7 +246,7 @@ class TorchcodecDecoder:
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
             )
         except (RuntimeError, ValueError) as error:
-            raise DatasetError(f"{path} is no readable video: {error}") from error
+            raise DatasetError(f"{path} is not a readable video: {error}") from error
 
     @staticmethod
     def library() -> Any:

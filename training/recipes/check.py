@@ -117,8 +117,8 @@ def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator
         if name not in views:
             yield Problem(
                 "data.dropped_views",
-                f"{name!r} is no view of the robots of this run.{suggest(name, views)} They have: "
-                f"{', '.join(sorted(views))}",
+                f"{name!r} is not a view of the robots of this run.{suggest(name, views)} They "
+                f"have: {', '.join(sorted(views))}",
             )
     for robot in (source.embodiment for source in sources):
         (first, *others) = robot.views
@@ -264,7 +264,7 @@ def _distillation(config: SFTConfig) -> Iterator[Problem]:
     if distill.from_steps <= distill.to_steps or distill.from_steps % distill.to_steps:
         yield Problem(
             "distill.from_steps",
-            f"{distill.from_steps} is no multiple of distill.to_steps={distill.to_steps} beyond "
+            f"{distill.from_steps} is not a multiple of distill.to_steps={distill.to_steps} beyond "
             f"it; the next ones: {2 * distill.to_steps}, {3 * distill.to_steps}",
         )
     if config.model.action_only_ratio:

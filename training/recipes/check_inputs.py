@@ -113,7 +113,7 @@ def _dataset(source: SourcePlan, folder: Path, given: str) -> Iterator[Problem]:
     if not folder.exists():
         yield from missing_path(source.field, given)
     elif not info.is_file():
-        yield Problem(source.field, f"{folder} is no LeRobot dataset: it has no meta/info.json")
+        yield Problem(source.field, f"{folder} is not a LeRobot dataset: it has no meta/info.json")
     else:
         try:
             yield from _episodes(source, folder)
@@ -274,7 +274,7 @@ def _component_versions(model: ModelConfig) -> Iterator[Problem]:
     if image.endswith(".pth") and "clip" not in Path(image).name:
         yield Problem(
             "model.image_encoder_pretrained_path",
-            f"{image} is no CLIP file; Wan 2.2 too uses "
+            f"{image} is not a CLIP file; Wan 2.2 too uses "
             "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth of "
             "Wan2.1-I2V-14B-480P",
         )
@@ -384,7 +384,7 @@ def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Problem]:
     if differences:
         yield Problem(
             "model.preset",
-            f"the checkpoint is no {model.preset} network ({', '.join(differences)}); choose the "
+            f"the checkpoint is not a {model.preset} network ({', '.join(differences)}); choose the "
             "recipe of its size, or model.preset=null",
         )
 
@@ -398,7 +398,7 @@ def _fits(network: NetworkConfig, sources: list[SourcePlan]) -> Iterator[Problem
             near = [max(step, round(side / step) * step) for side in (rows, columns)]
             yield Problem(
                 "model.target_video_height",
-                f"frames of {rows} x {columns} pixels are no multiple of {step} (autoencoder "
+                f"frames of {rows} x {columns} pixels are not a multiple of {step} (autoencoder "
                 "stride x patch): set "
                 f"target_video_height={near[0]} target_video_width={near[1]}",
             )

@@ -68,7 +68,7 @@ def compose(
 
 
 def leaves(value: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield every value below ``value`` that is no filled mapping, with its place."""
+    """Yield every value below ``value`` that is not a filled mapping, with its place."""
     for key, inner in value.items():
         if isinstance(inner, dict) and inner:
             yield from leaves(inner, (*place, key))

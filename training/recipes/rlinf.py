@@ -297,7 +297,7 @@ def translate(raw: RawConfig) -> Translation:
         if put(done.raw.values, target, value, over=False):
             origins[target] = raw.where(place)
         elif raw.where(place).startswith(GIVEN) and not raw.where(target).startswith(GIVEN):
-            # What a recipe says is no second answer to the command line.
+            # What a recipe says is not a second answer to the command line.
             continue
         else:
             done.renamed.remove((dotted(place), ours))

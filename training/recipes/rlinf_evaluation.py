@@ -200,7 +200,7 @@ class _Import:
             return ["--episodes", str(runs // tasks)]
         self.refused.append(
             ("env.eval.total_num_envs", f"there is time for {runs} episodes, of {starts} starts: "
-             f"{runs} are no equal share of {tasks} tasks; give more, or a multiple of {tasks} "
+             f"{runs} are not an equal share of {tasks} tasks; give more, or a multiple of {tasks} "
              "without task_id_filter")
         )  # fmt: skip
         return []

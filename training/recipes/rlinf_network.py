@@ -8,7 +8,7 @@ from dzrobot.policies.dreamzero.network.config import HeadConfig, NetworkConfig,
 from dzrobot.training.recipes.hydra_files import leaves
 from dzrobot.yaml_values import dotted
 
-UNKNOWN = "is no field known here: take it out, or give it as null"
+UNKNOWN = "is not a field known here: take it out, or give it as null"
 
 HEAD: Mapping[str, tuple[Any, ...]] = {
     "action_loss_embodiment_ids": (), "add_pos_embed": (), "noise_beta_alpha": (),

@@ -121,7 +121,7 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     described = path / TRAINING_STATE / DESCRIPTION
     if not described.is_file() or not (path / TRAINING_META).is_file():
         raise CheckpointError(
-            f"{path} is no complete training checkpoint: it needs {TRAINING_META} and "
+            f"{path} is not a complete training checkpoint: it needs {TRAINING_META} and "
             f"{TRAINING_STATE}/{DESCRIPTION}. Give a folder {_PREFIX}00001000 or the run folder "
             f"that holds such folders{steps_beside(path)}."
         )

@@ -158,7 +158,7 @@ class StoredPrompts:
 
 
 def _names(handle: Any) -> list[str]:
-    """Return the names in a mapped file, which is no mapping."""
+    """Return the names in a mapped file, which is not a mapping."""
     return list(handle.keys())
 
 

@@ -74,7 +74,7 @@ class JsonlLogger:
 
 
 def _drop_later(path: Path, step: int) -> None:
-    """Remove the lines of steps after ``step``; what is no line of ours stays."""
+    """Remove the lines of steps after ``step``; lines of other programs stay."""
     lines = whole_lines(path)
     kept = []
     for line in lines:
@@ -186,7 +186,7 @@ class TrackioLogger:
 
         # Trackio knows a run by its name, and folders of one name are many.
         name = f"{folder.name}-{_run_id(folder, TRACKIO_FILE)}"
-        # What it prints is no result of a command.
+        # What it prints is not a result of a command.
         with redirect_stdout(sys.stderr):
             self._run = trackio.init(
                 project=project, name=name, config=_plain(config), resume="allow", embed=False

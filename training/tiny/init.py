@@ -153,7 +153,7 @@ def mini_config(embodiment: Embodiment, size: str = "mini") -> NetworkConfig:
 def new_weights(config: NetworkConfig, seed: int) -> UnionSource:
     """Return random float32 weights of a small network of ``config``.
 
-    The last layers are zero, so that the first prediction is no motion at all and early gradients
+    The last layers are zero, so that the first prediction is that nothing moves and early gradients
     stay small.
     """
     shapes = expected_shapes(config)

@@ -54,7 +54,7 @@ class Attended:
         """Say to an arm who looks after it, and return it; None: ``env`` drives none.
 
         Raises:
-            ConfigError: the arm is a real one, and nobody can be asked before it moves.
+            ConfigError: the arm is a real one, and no person can be asked before it moves.
         """
         if not facts_of(env).moves_an_arm:
             return None
@@ -95,7 +95,7 @@ class Attended:
             photo: A PNG file. The page of the cameras shows it too, as ``scene``; black if None.
 
         Raises:
-            DatasetError: it is no image.
+            DatasetError: it is not an image.
         """
         blank = np.zeros((64, 64, 3), np.uint8)
         self._scene = {SCENE: blank if photo is None else read_png(photo)}
@@ -243,7 +243,7 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
     Args:
         env: An arm whose rule is a person.
         operator: That person.
-        asks: Whether they are asked; else such an episode is no success.
+        asks: Whether they are asked; else such an episode is not a success.
         asks_reason: Whether they are asked why an episode failed that they call a failure.
     """
 

@@ -41,7 +41,7 @@ KEYS = {
 GRIPPER_KEY, END_KEY = "g", "x"
 
 KEYBOARD_NUMBERS = 7
-"""Of an action: translation, rotation, gripper."""
+"""Numbers of an action: translation, rotation, gripper."""
 
 KEYBOARD_HELP = (
     "w/s a/d r/f move, u/j i/k o/l turn, g opens or closes the gripper, x ends the episode; "
@@ -84,7 +84,7 @@ class Commands(Protocol):
     """What a reading is as an action of one environment."""
 
     gripper_at: int
-    """Of the action."""
+    """Number of the action that moves the gripper."""
 
     def gripper(self, closed: bool) -> float:
         """Return the action's number that closes or opens the gripper."""
@@ -300,7 +300,7 @@ class Teleoperator(Actor):
     ) -> None:
         facts = facts_of(env)
         self._robot = needed_robot(type(env.unwrapped).__name__, facts)
-        check_holds(self._robot, "while nobody steers")
+        check_holds(self._robot, "while no person steers")
         if facts.moves_an_arm and not device.has_deadman:
             raise ConfigError(
                 "an arm is steered only while a button is held: name the device's deadman in its "
@@ -410,7 +410,7 @@ class Teleoperator(Actor):
     def _take_trigger(self, closed: bool) -> None:
         """Let the gripper follow a trigger, once it has stood where the gripper is.
 
-        Elsewhere as it takes over, it would drop what is held, or close on what nobody looks at.
+        Elsewhere as it takes over, it would drop what is held, or close on what no person watches.
         """
         if not self._agreed and closed != self._closed:
             if not self._told_trigger:
@@ -536,7 +536,7 @@ class KeyboardActor(Actor):
         pace: Size of an action number, in (0, 1].
 
     Raises:
-        ConfigError: nobody can type: there is no terminal.
+        ConfigError: there is no terminal to type in.
     """
 
     def __init__(self, keyboard: Keyboard | None = None, pace: float = 0.5) -> None:

@@ -78,7 +78,7 @@ class Latency:
         return steps_of(self.seconds((), hz, 0.0), hz)
 
     def usual_steps(self, hz: float) -> int | None:
-        """Return the steps that 95 of 100 calls do not exceed; None: nobody knows beforehand."""
+        """Return the steps that 95 of 100 calls do not exceed; None: it is not known beforehand."""
         match self.kind:
             case "measured":
                 return None
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[float, ...]:
 def _seconds(word: str, text: str) -> float:
     if not re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", word) or float(word) > _LONGEST_S:
         raise ConfigError(
-            f"latency {shorten(text)}: {shorten(word)} is no time between 0 and {_LONGEST_S:g} "
+            f"latency {shorten(text)}: {shorten(word)} is not a time between 0 and {_LONGEST_S:g} "
             f"seconds; write {WAYS}"
         )
     return float(word)
@@ -152,7 +152,7 @@ robot moves: ``naive`` jumps to it, ``rtc`` steers it to continue the running on
 the running one to a network that was trained for it, ``ensemble`` averages all plans of a step."""
 
 DECAY = 0.01
-"""Of the weights of an ensemble, as Zhao et al. (arXiv 2304.13705) have it."""
+"""Decay of the weights of an ensemble, as Zhao et al. (arXiv 2304.13705) have it."""
 
 _SOFT = 3
 """The soft overlap is one part in so many of the horizon, where nothing else is asked for."""
@@ -164,7 +164,7 @@ class ExecutionOptions:
 
     execution: Execution = "sync"
     latency: Latency | None = None
-    """Of a simulator's virtual clock; None: zero there, and real time on an arm."""
+    """Latency on a simulator's virtual clock; None: zero there, and real time on an arm."""
 
     first_plan: Literal["charged", "free"] = "charged"
     """Whether the first plan of an episode takes time as well."""
@@ -176,7 +176,7 @@ class ExecutionOptions:
     """How the overlap of ``rtc`` fades."""
 
     decay: float | None = None
-    """Of an ``ensemble``: the i-th oldest plan weighs exp(-decay i), from 0; None: 0.01."""
+    """Decay in an ``ensemble``: the i-th oldest plan weighs exp(-decay i), from 0; None: 0.01."""
 
     def __post_init__(self) -> None:
         if self.decay is not None and not -100 <= self.decay <= 100:
@@ -249,7 +249,7 @@ def schedule(
             the latency allows.
 
     Raises:
-        ConfigError: plans take too long for their length, or nobody knows how the robot holds
+        ConfigError: plans take too long for their length, or it is not known how the robot holds
             still.
     """
     rate, horizon = hz or robot.timing.control_hz, robot.timing.action_horizon

@@ -354,7 +354,7 @@ def _done(plan: CollectionPlan, root: Path) -> list[bool]:
     """Return whether each attempt of the list succeeded.
 
     Raises:
-        ProtocolError: a line is no attempt, or not the one of its place.
+        ProtocolError: a line is not an attempt, or not the one of its place.
     """
     path = root / ATTEMPTS_FILE
     with explained(f"record to {root}", DatasetError):

@@ -79,7 +79,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.facts = facts or {}
-        """Of every episode."""
+        """Facts about every episode."""
 
         self.writer = writer
         """Where frames go."""
@@ -171,7 +171,7 @@ def record_episode(
     """
     with undone_on_error(writer.discard):
         outcome = run_episode(env, actor, rules)
-    # A pause is no slowness of the loop.
+    # A pause does not make the loop slow.
     seconds = env.elapsed_s - float(env.info.get("paused_s", 0.0))
     late = int(env.info.get("late_steps", 0))
     abort = str((outcome.robot or {}).get("abort", ""))
@@ -304,7 +304,7 @@ class CallableActor(Actor):
 
 
 NOISY_NUMBERS = 6
-"""Of an action: those that move the hand; the gripper's are left alone."""
+"""Numbers of an action: those that move the hand; the gripper's are left alone."""
 
 
 class NoisyActions(gym.ActionWrapper[Any, Any, Any]):

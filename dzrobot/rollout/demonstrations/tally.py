@@ -41,7 +41,7 @@ class RecordingGoal:
     """Whether failures are kept too, marked as such."""
 
     first_seed: int = 0
-    """Of the first attempt's start; each takes the next one that no attempt had."""
+    """Seed of the first attempt's start; each takes the next one that no attempt had."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Tally:
 
     discarded: int
     seeds: set[int]
-    """Of attempts that are not made again; it grows with the recording."""
+    """Seeds of attempts that are not made again; it grows with the recording."""
 
     @classmethod
     def of(cls, root: Path, episodes: int) -> "Tally":

@@ -23,7 +23,7 @@ TaskKey = tuple[str, int] | str
 """A suite and a task's number in it, or an instruction in lower case."""
 
 Outcome = tuple[TaskKey, bool | None]
-"""Of one episode; None for an error."""
+"""Outcome of one episode; None for an error."""
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -118,7 +118,7 @@ def _vla_eval(path: Path) -> Iterator[Outcome]:
             query = "SELECT task_name, status FROM episode_results ORDER BY rowid"
             rows = database.execute(query).fetchall()
     except sqlite3.Error as error:
-        raise ProtocolError(f"{path} is no whole recording of vla-eval: {error}") from error
+        raise ProtocolError(f"{path} is not a whole recording of vla-eval: {error}") from error
     for task, status in rows:
         if status not in known or not isinstance(task, str):
             raise ProtocolError(

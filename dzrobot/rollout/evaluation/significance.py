@@ -183,11 +183,11 @@ def compare_counts(first: tuple[int, int], second: tuple[int, int]) -> Unpaired:
     """Compare two independent rates, each given as successes and episodes.
 
     Raises:
-        ConfigError: successes are no count out of the episodes.
+        ConfigError: successes are not a count out of the episodes.
     """
     for successes, episodes in (first, second):
         if not 0 <= successes <= episodes or not episodes:
-            raise ConfigError(f"{successes}/{episodes} is no rate: give successes/episodes")
+            raise ConfigError(f"{successes}/{episodes} is not a rate: give successes/episodes")
     required(_WHAT, "report", "scipy", "statsmodels")
     from scipy.stats import boschloo_exact
     from statsmodels.stats.proportion import confint_proportions_2indep

@@ -46,7 +46,7 @@ class Predicted:
     """What a page has of one episode's predictions."""
 
     video: str
-    """Of what was seen, what was predicted, and their difference; relative to the page."""
+    """Film of what was seen, what was predicted, and their difference; relative to the page."""
 
     script: str
     """Scores, plans and times; loaded when the episode is chosen."""
@@ -63,7 +63,7 @@ class Content:
     """One or two."""
 
     comparison: Comparison | None
-    """Of two runs."""
+    """Comparison of two runs."""
 
     foreign: tuple[ForeignResult, ...] = ()
     """What other programs found, beside the table of tasks."""

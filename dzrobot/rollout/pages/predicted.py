@@ -36,10 +36,11 @@ SHOWN_HEIGHT = 256
 """Pixels that small images are enlarged to, at least."""
 
 MOST_PSNR = 100.0
-"""Of equal images, whose PSNR is infinite."""
+"""PSNR of equal images, which is infinite."""
 
 MOVING = 16
-"""Of 255: a pixel moves if a color of it differs by more from the frame a plan was made from."""
+"""In steps of 255: a pixel moves if a color of it differs by more from the frame a plan was made
+from."""
 
 _WHERE_IT_MOVES = ("moving_psnr", "copy_moving_psnr")
 """Scores that a plan lacks in which no pixel moves."""
@@ -92,8 +93,8 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
         sizes = {frame.shape for frame in frames}
     except (av.FFmpegError, LookupError, ValueError) as error:
         raise ProtocolError(
-            f"{path} is no readable video ({printable(str(error), 100)}); remove it and the .json "
-            "beside it, and the report leaves this episode's predictions out"
+            f"{path} is not a readable video ({printable(str(error), 100)}); remove it and the "
+            ".json beside it, and the report leaves this episode's predictions out"
         ) from error
     unlike = len(sizes) > 1 or any(height % 2 for height, _, _ in sizes)
     if unlike or len(frames) != sum(1 + len(chunk.frames) for chunk in kept.chunks):
@@ -182,7 +183,7 @@ def _ssim(real: Image, other: Image) -> float:
 
 
 _MEASURES: Mapping[str, Callable[[Image, Image], float]] = {"psnr": _psnr, "ssim": _ssim}
-"""Of a seen frame and another one."""
+"""Measures of a seen frame and another one."""
 
 
 def _means(scores: Sequence[Scores]) -> Scores:
@@ -198,7 +199,7 @@ def _means(scores: Sequence[Scores]) -> Scores:
 def _write_video(path: Path, fps: float, parts: Sequence[tuple[Image, Image, Image]]) -> None:
     video = VideoFile(path, fps, VideoCodec(gop=20, crf=20))
     for start, seen, predicted in parts:
-        # The frame that a plan was made from is no prediction: black is shown beside it.
+        # The frame that a plan was made from is not a prediction: black is shown beside it.
         if not len(seen):
             video.add(_beside(start, np.zeros_like(start)))
         for pair in zip(seen, predicted, strict=True):

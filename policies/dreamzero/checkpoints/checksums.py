@@ -98,7 +98,7 @@ def _parsed(file: Path) -> dict[str, str]:
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match is None or ".." in Path(match[2]).parts:
-            raise CheckpointError(f"{file} is damaged: {line[:80]!r} is no line of checksums")
+            raise CheckpointError(f"{file} is damaged: {line[:80]!r} is not a line of checksums")
         found[match[2]] = match[1]
     if not found:
         raise CheckpointError(f"{file} is damaged: it names no file")

@@ -185,7 +185,7 @@ def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSou
         weights = MergedSource(weights, adapter_scale(head))
     elif checkpoint.has_adapters:
         inject_adapters(network.model, head)
-    # Nobody's code is needed to copy weights from one layout to another.
+    # Copying weights needs no other code from one layout to another.
     check_weights(network, renamed(weights, without_conditions))
     return weights, True
 

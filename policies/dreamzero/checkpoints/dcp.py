@@ -140,7 +140,7 @@ class Description:
     folder: Path
     tensors: Mapping[str, Stored]
     metadata: Metadata
-    """For torch's own reader; entries that are no tensors are taken out."""
+    """For torch's own reader; entries that are not tensors are taken out."""
 
 
 def read_description(folder: Path) -> Description:
@@ -182,7 +182,7 @@ def _stored(
 ) -> Stored:
     if not isinstance(name, str) or not isinstance(entry, TensorStorageMetadata):
         raise CheckpointError(
-            f"{folder / DESCRIPTION} holds {name!r:.80}, which is no tensor; copy it again"
+            f"{folder / DESCRIPTION} holds {name!r:.80}, which is not a tensor; copy it again"
         )
     where = f"{folder / DESCRIPTION}, {name[:80]}"
     stated = validated(entry, _Entry, where, CheckpointError)
@@ -328,7 +328,7 @@ def open_trained(folder: Path) -> DcpSource:
     Where the run keeps an average of its weights, that is what is returned: what an export holds.
 
     Raises:
-        CheckpointError: See :func:`read_description`; or it is no such state.
+        CheckpointError: See :func:`read_description`; or it is not such a state.
     """
     held = read_description(folder)
     for key in TRAINED_KEYS:
@@ -369,7 +369,7 @@ class CheckedReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the tensors of ``plan``; anything else in it would be unpickled without limits."""
         if any(item.type is not LoadItemType.TENSOR for item in plan.items):
-            raise CheckpointError(f"{self.path} holds a value that is no tensor; copy it again")
+            raise CheckpointError(f"{self.path} holds a value that is not a tensor; copy it again")
         return super().read_data(plan, planner)
 
     def _slice_file(self, file: IO[bytes], sinfo: Any) -> IO[bytes]:

@@ -31,12 +31,12 @@ _PATTERNS = [
 
 
 def is_hub_file(text: str) -> bool:
-    """Return whether ``text`` has the form ``owner/name/file.pth`` and is no path here."""
+    """Return whether ``text`` has the form ``owner/name/file.pth`` and is not a path here."""
     return _REPO_FILE.fullmatch(text) is not None and not Path(text).exists()
 
 
 def is_hub_id(text: str) -> bool:
-    """Return whether ``text`` has the form ``owner/name`` and is no path on this machine."""
+    """Return whether ``text`` has the form ``owner/name`` and is not a path on this machine."""
     return _REPO_ID.fullmatch(text) is not None and not Path(text).exists()
 
 

@@ -269,8 +269,8 @@ def open_base(base: Base, config: NetworkConfig) -> WeightSource:
         return open_components(find_components(folders, config))
     if len(folders) != 1:
         raise CheckpointError(
-            f"the base {', '.join(map(str, given))} is no set of Wan component folders; give one "
-            "checkpoint"
+            f"the base {', '.join(map(str, given))} is not a set of Wan component folders; give "
+            "one checkpoint"
         )
     return open_weights(folders[0])
 

@@ -270,7 +270,7 @@ def _unnest(payload: Any, file: Path) -> tuple[dict[str, Tensor], str]:
         if not isinstance(value, Tensor) or not isinstance(name, str)
     ]:
         raise CheckpointError(
-            f"{file} holds entries that are no tensors: {preview(map(str, foreign))}; give a file "
+            f"{file} holds entries that are not tensors: {preview(map(str, foreign))}; give a file "
             "whose state dict lies "
             "flat or under fsdp_checkpoint.model, state_dict, model_state_dict, model or module"
         )

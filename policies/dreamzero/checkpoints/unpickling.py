@@ -64,7 +64,7 @@ def check_announced(handle: BinaryIO, count: int = 1) -> None:
     """Check that ``count`` pickles, read from here on, announce no more than the file holds.
 
     Raises:
-        ValueError: One does, or is no pickle.
+        ValueError: One does, or is not a pickle.
     """
     reader = _Announced(handle)
     for _ in range(count):
@@ -162,7 +162,7 @@ def check_archive(handle: IO[bytes]) -> None:
 
     Raises:
         ValueError: Something is.
-        zipfile.BadZipFile: It is no archive.
+        zipfile.BadZipFile: It is not an archive.
     """
     with zipfile.ZipFile(handle) as archive:
         packed = [i.filename for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED]

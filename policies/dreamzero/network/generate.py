@@ -455,7 +455,7 @@ class _Call:
             self.batches, step, past.caches, past.contexts, self._device
         )
         conditional = video_RCFYX[:sessions]
-        # Reading frames predicts no actions, and nobody asks for them.
+        # Reading frames predicts no actions, and none are asked for.
         action_BAM = conditional if action_RAM is None else action_RAM[:sessions]
         if self.options.prompts == 1:
             return conditional, action_BAM

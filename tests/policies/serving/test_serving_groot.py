@@ -138,7 +138,7 @@ def test_it_is_evaluated_in_libero(libero_assets, tmp_path, monkeypatch):
 def test_other_robots_wrong_addresses_and_silence_are_refused():
     with pytest.raises(ConfigError, match="the parts of oxe_droid"):
         RemotePolicy("zmq://127.0.0.1:5555", load_embodiment("oxe_droid"), options=AT_ONCE)
-    with pytest.raises(ConfigError, match="is no address zmq://HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not an address zmq://HOST:PORT"):
         RemotePolicy("zmq://nowhere", LIBERO, options=AT_ONCE)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"zmq://127.0.0.1:{silent.getsockname()[1]}"
