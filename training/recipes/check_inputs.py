@@ -384,8 +384,8 @@ def _is_preset(model: ModelConfig, network: NetworkConfig) -> Iterator[Problem]:
     if differences:
         yield Problem(
             "model.preset",
-            f"the checkpoint is not a {model.preset} network ({', '.join(differences)}); choose the "
-            "recipe of its size, or model.preset=null",
+            f"the checkpoint is not a {model.preset} network ({', '.join(differences)}); choose "
+            "the recipe of its size, or model.preset=null",
         )
 
 
