@@ -472,7 +472,7 @@ def check_sessions(names: object) -> list[str]:
     """Return the sessions of a batch.
 
     Raises:
-        SessionError: not a sequence, none at all, one twice, or one that is no text.
+        SessionError: not a sequence, none at all, one twice, or one that is not text.
     """
     if not isinstance(names, Sequence) or isinstance(names, str | bytes):
         raise SessionError(f"the sessions are a {type(names).__name__}: give a list of names")

@@ -1,6 +1,6 @@
 """One episode: the same loop for a simulator and a real robot, in one process or many.
 
-Images that nobody reads need not be rendered: without a GPU, rendering is nine tenths of a
+Images that are not read need not be rendered: without a GPU, rendering is nine tenths of a
 simulator's step, and a policy that executes eight actions of each plan reads one image of eight.
 """
 
@@ -40,7 +40,7 @@ _Amounts = Annotated[tuple[_Amount, ...], Field(strict=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Of one episode; checked when it is read back."""
+    """Timing and motion of one episode; checked when it is read back."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class Measures:
     """Median jump between plans over the median step within one."""
 
     jerk: _Amount | None
-    """Of the hand, mean, in m/s^3; None where nothing says where it is."""
+    """Mean jerk of the hand in m/s^3; None where its position is unknown."""
 
     smoothness: _Number | None
     """Log dimensionless jerk of the hand; higher is smoother."""
@@ -165,7 +165,7 @@ class PolicyActor(Actor):
 
 INVALID_ACTION = "invalid_action"
 POLICY_ERROR = "policy_error"
-"""How an episode ended whose policy gave what is no action, or raised."""
+"""How an episode ended whose policy gave an invalid action, or raised."""
 
 POLICY_FAILED = "the policy failed"
 """Failure class of such an episode."""
@@ -220,7 +220,7 @@ class EpisodeResult:
     success it says that the goal held no longer at the end."""
 
     fault: str = ""
-    """Why the episode is no result: hardware failed, or a person discarded it."""
+    """Why the episode does not count as a result: hardware failed, or a person discarded it."""
 
     stop: str = ""
     """Why the run is over: the arm was stopped, and a person looks before anything moves."""
@@ -229,7 +229,7 @@ class EpisodeResult:
     """What the policy did that ended the episode. None: it did not fail."""
 
     action_sha256: str
-    """Of the float32 bytes of all actions, in order."""
+    """SHA-256 of the float32 bytes of all actions, in order."""
 
     policy_ms: Mapping[str, float]
     """Median and 95th percentile of the time to choose an action."""
@@ -248,7 +248,7 @@ class EpisodeResult:
     """What the environment says of its robot besides, as plain values."""
 
     measures: Measures | None = None
-    """Of an episode in which time passes while the policy thinks."""
+    """Timing of an episode in which time passes while the policy thinks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class EpisodeRules:
     """Where an episode begins and when it is over."""
 
     seed: int | None = None
-    """Of the environment's reset; None: it draws its own."""
+    """Seed of the environment's reset; None: it draws its own."""
 
     init_state_id: int | None = None
     """None: the seed decides."""
@@ -284,7 +284,7 @@ def run_episode(
 ) -> EpisodeResult:
     """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
 
-    Images that nobody looks at are not drawn, where the policy knows that it will not and the
+    Images that are not looked at are not drawn, where the policy knows that it will not and the
     environment can leave them out: see :mod:`dzrobot.rollout.episode`.
 
     A policy that gives no action the environment could carry out (a NaN, an infinity, another
@@ -297,7 +297,7 @@ def run_episode(
             ``is_success``.
         policy: A policy, in its default session; a plain object with ``act`` and ``reset``, see
             :func:`~dzrobot.policies.wrapping.adapted`; or an actor. An environment that was cut
-            short says why in its info: ``fault`` when it is no result, ``stop`` when no other may
+            short says why in its info: ``fault`` when it does not count, ``stop`` when no other may
             follow.
             What ``robot`` and ``failure_class`` of its last info hold is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
@@ -376,7 +376,8 @@ def choose(
     Args:
         actor: What acts.
         observation: What it sees.
-        is_first: Whether nothing was done in this episode yet; what is raised then is no result.
+        is_first: Whether nothing was done in this episode yet; what is raised then does not
+            count as a result.
     """
 
     def passes(error: Exception) -> bool:

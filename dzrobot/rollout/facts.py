@@ -53,7 +53,7 @@ class AttendedArm(Protocol):
         """Say who looks after the arm, before the first reset.
 
         Raises:
-            ConfigError: the arm is a real one, and nobody does.
+            ConfigError: the arm is a real one, and no person does.
         """
         ...
 

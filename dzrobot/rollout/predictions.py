@@ -40,7 +40,7 @@ class Chunk:
     """One plan, as far as it was carried out."""
 
     step: int
-    """Of the episode, from which on it was planned."""
+    """Step of the episode from which it was planned."""
 
     frames: tuple[int, ...]
     """Steps after it of the kept frames: predicted ones that were also seen."""
@@ -52,14 +52,14 @@ class Chunk:
     """Where the time went, in milliseconds."""
 
     latents: dict[str, float] = field(default_factory=dict)
-    """Of the last predicted frame that was seen: ``latent_error`` and ``copy_latent_error``, see
-    :func:`latent_errors`. Empty where none was seen, of policies that do not encode images, and in
-    files of earlier versions."""
+    """Errors of the last predicted frame that was seen: ``latent_error`` and ``copy_latent_error``,
+    see :func:`latent_errors`. Empty where none was seen, of policies that do not encode images, and
+    in files of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodePredictions:
-    """Of one episode; checked when it is read back."""
+    """Predictions of one episode; checked when they are read back."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

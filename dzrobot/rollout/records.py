@@ -109,7 +109,7 @@ class Record:
     """Path below the results folder."""
 
     measures: Measures | None = None
-    """Of an episode in which time passes while the policy thinks."""
+    """Timing of an episode in which time passes while the policy thinks."""
 
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""
@@ -309,7 +309,7 @@ class RunUse(BaseModel):
 
     plans: NonNegativeInt
     calls: NonNegativeInt
-    """Of the network; plans that are made together share one."""
+    """Calls of the network; plans that are made together share one."""
 
     kernel_share: NonNegativeFloat | None
     """Of a plan's time, the part in which the device computes; None: there is no device beside the
@@ -390,8 +390,8 @@ def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: 
     about = known.get(record.case)
     if about is None:
         raise ProtocolError(
-            f"{where}: {shorten(record.case)} is no episode of this evaluation; move the folder "
-            "away and evaluate again"
+            f"{where}: {shorten(record.case)} is not an episode of this evaluation; move the "
+            "folder away and evaluate again"
         )
     for name, value in about.items():
         given = vars(record)[name]

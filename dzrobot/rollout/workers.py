@@ -94,7 +94,7 @@ class _Answer:
     action: Action
     spent_ms: float
     reads_frames: bool
-    """Of the next observation."""
+    """Whether the next observation's images are read."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ class WorkerPool:
         while queue.is_open():
             self._hand_out(queue)
             busy = [worker for worker in self._workers if worker.case is not None]
-            # Nobody could take a case as long as all workers are busy.
+            # No worker could take a case as long as all are busy.
             news = queue.news if len(busy) < self._count else ()
             held = [worker for worker, _ in self._gathering.held]
             heard = [worker for worker in busy if worker not in held]
@@ -456,7 +456,7 @@ class WorkerPool:
     def _act(self, group: list[_Asking]) -> list[_Answer | PolicyFailure]:
         """Return for each worker its action, or how the policy failed.
 
-        Whose fault it is when a call for several raises, nobody knows: it is raised here.
+        An error of a batched call cannot be attributed to one episode, so it is raised here.
         """
         policy = self._acting.policy
         if len(group) > 1 and policy is not None:

@@ -235,7 +235,7 @@ class DreamZeroPolicy(Policy):
                 last one; with ``slot`` noise, the session keeps its slot.
 
         Raises:
-            SessionError: Too many sessions are open, or the name is no text.
+            SessionError: Too many sessions are open, or the name is not text.
         """
         check_session(session)
         last = self._episodes.get(session)

@@ -66,7 +66,7 @@ class SessionState:
         """Return whether a coming plan is made from the next frame.
 
         Args:
-            every: Actions of each plan that are executed. None: nobody knows when plans are
+            every: Actions of each plan that are executed. None: it is not known when plans are
                 requested; none is from the next frame.
         """
         offsets = self.step_offsets()

@@ -146,7 +146,7 @@ class ThreadDesk:
     def clear(self) -> None:
         """Wait for the plan that is being made, and forget it."""
         if self._future is not None:
-            # Its outcome is nobody's: also an error would be one of an episode that is over.
+            # Its outcome is not used: even an error would belong to an episode that is over.
             self._future.exception()
         self._future = None
 
@@ -206,7 +206,7 @@ class Engine:
         schedule: How plans are executed.
         desk: Where they are made.
         session: Of the policy.
-        hand: Where in the concatenated state the hand's position is; None: nobody knows.
+        hand: Where in the concatenated state the hand's position is; None: unknown.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Engine:
         """Step of the observation that the plan was made from."""
 
         self._asked_at = self._foreseen = self._moved = 0
-        """Of the open request: its step, the delay it counts on, and rows executed since."""
+        """Step of the open request, the delay it counts on, and rows executed since."""
 
         self._running: list[_Running] = []
         """Plans of an ensemble that have a row for the coming step, oldest first."""
