@@ -467,6 +467,12 @@ class RunnerConfig(FrozenConfig):
     global_batch_size: Positive
     """Samples of one optimizer step over all processes."""
 
+    hang_minutes: Positive | None = 5
+    """Minutes without any process going on after which the run is ended with exit code 75 and a
+    message that names process and phase. What takes long by nature does not count: the first step,
+    compiling, encoding, checkpoints, exports, evaluations, plug-ins. Nor does less than ten times
+    the longest wait so far. null: it is told, and the run goes on waiting."""
+
     seed: NonNegative = 0
     """Key of sample order, augmentation, noise and new weights."""
 

@@ -66,7 +66,8 @@ def train(
 
     Returns:
         The exit code: 0 once the last step is done; 143 or 130 after SIGTERM or Ctrl-C, whose
-        checkpoint the same run resumes from with ``runner.resume_dir=auto``.
+        checkpoint the same run resumes from with ``runner.resume_dir=auto``. A run that hangs ends
+        the process with 75: see :mod:`dzrobot.training.run.heartbeat`.
 
     Raises:
         ConfigError: The recipe or a plug-in cannot be used.
@@ -80,14 +81,24 @@ def train(
         config = recipe
     _log.info("loading libraries, then weights and datasets")
     from dzrobot.training.run.build import build
+    from dzrobot.training.run.heartbeat import Heartbeat, Member
     from dzrobot.training.run.parallel import init_distributed
     from dzrobot.training.run.plugin import Plugins
     from dzrobot.training.run.trainer import Trainer
 
     own = Plugins.of(config.runner.plugins, plugins)
     world = init_distributed()
-    with _log_file(config.runner.output_dir, is_main=world.is_main):
-        trainer = Trainer(build(config, world, own))
+    minutes = config.runner.hang_minutes
+    heartbeat = Heartbeat(
+        config.runner.output_dir, Member(world.from_main(uuid.uuid4().hex), world.rank, world.size),
+        patience_s=None if minutes is None else 60.0 * minutes,
+    )  # fmt: skip
+    compiles = config.parallel.compile or world.device.type == "cuda"
+    with (
+        _log_file(config.runner.output_dir, is_main=world.is_main),
+        heartbeat.running(compiles=compiles),
+    ):
+        trainer = Trainer(build(config, world, own), heartbeat=heartbeat)
         finished = trainer.run()
     return 0 if finished else exit_code(trainer.stopped_by)
 
@@ -128,7 +139,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A rank that is asked to stop ends its step and saves; torch would kill it after 30 s.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     plan = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=uuid.uuid4().hex,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,

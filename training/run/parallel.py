@@ -133,7 +133,8 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     # Offloaded gradients and checkpoints are host tensors, hence gloo next to NCCL.
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        # The heartbeat finds a hang: a timeout here would be one of compiling as well.
+        dist.init_process_group(backend, timeout=HOST_PATIENCE)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return DistributedEnvironment(
@@ -143,7 +144,7 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=device,
         host_group=dist.new_group(backend="gloo", timeout=HOST_PATIENCE),
-        save_group=dist.new_group(backend="gloo"),
+        save_group=dist.new_group(backend="gloo", timeout=HOST_PATIENCE),
     )
 
 

@@ -45,6 +45,7 @@ from dzrobot.training.run.checkpoint import (
 )
 from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollouts
 from dzrobot.training.run.export import PartialExport, export
+from dzrobot.training.run.heartbeat import Heartbeat
 from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
 from dzrobot.training.run.optimizer import StepOutcome
 from dzrobot.training.run.parallel import before_micro_batch, reading_outputs
@@ -66,8 +67,14 @@ class Trainer:
     step: int = 0
     """Optimizer steps done."""
 
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    """Says what this process does, to those that watch for a hang."""
+
     stopped_by: int = field(default=0, init=False)
     """Number of the signal that asked some process to stop; 0: none did."""
+
+    _is_first: bool = field(default=True, init=False)
+    """Whether no step is done yet: what libraries prepare in the first one takes its time."""
 
     _shown: bool = field(default=False, init=False)
     """Whether the first batch has been described."""
@@ -100,9 +107,11 @@ class Trainer:
                     _log.info("%s", describe(self.components, self.step))
                 self._plugins.started(self._view())
                 finished = self._train(log)
-                self._plugins.ended(finished=finished)
+                with self.heartbeat.long("plug-ins"):
+                    self._plugins.ended(finished=finished)
         if finished and config.checkpoint.export:
-            export(self.components, self.step)
+            with self.heartbeat.long("export"):
+                export(self.components, self.step)
         return finished
 
     @contextmanager
@@ -145,7 +154,8 @@ class Trainer:
             self.step += 1
             if self.components.ema is not None:
                 self.components.ema.update(outcome.skipped)
-            self._plugins.stepped(self.step)
+            with self.heartbeat.long("plug-ins"):
+                self._plugins.stepped(self.step)
             log.advance(self.step, last)
             if self.step % config.logging.log_interval == 0 or self.step == last:
                 self._write_record(log)
@@ -164,12 +174,16 @@ class Trainer:
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
                 evaluating = self.components.compiling.watching("evaluation")
-                with self.components.metrics.excluded(), evaluating:
+                with (
+                    self.components.metrics.excluded(), evaluating,
+                    self.heartbeat.long("evaluation"),
+                ):  # fmt: skip
                     log.note(self.step, evaluate_open_loop(self.components))
             if rollout_due:
-                with self.components.metrics.excluded():
+                with self.components.metrics.excluded(), self.heartbeat.long("rollouts"):
                     log.note(self.step, evaluate_rollouts(config, world, self.step))
-        self._checkpoints.finish()
+        with self.heartbeat.long("checkpoint"):
+            self._checkpoints.finish()
         return True
 
     def batches(self, last: int) -> Iterator[CollatedBatch]:
@@ -189,7 +203,9 @@ class Trainer:
     def train_step(self, batches: Iterator[CollatedBatch]) -> StepOutcome:
         """Do one optimizer step: all its micro-batches, then clip and update, or skip."""
         losses, ids = self.accumulate(batches)
+        self._go_on("optimizer step")
         outcome = self.components.optimizer.step()
+        self._is_first = False
         samples = self.components.config.runner.global_batch_size
         self.components.metrics.add(losses, outcome, samples, ids)
         return outcome
@@ -216,11 +232,16 @@ class Trainer:
             ids += batch["sample_id"].tolist()
         return losses, ids
 
+    def _go_on(self, phase: str) -> None:
+        self.heartbeat.at(phase, self.step + 1, is_long=self._is_first)
+
     def _parts(self, batches: Iterator[CollatedBatch]) -> Iterator[CollatedBatch]:
         """Yield the micro-batches of a step as they are needed: readers go on meanwhile."""
         for _ in range(self._count):
+            self._go_on("reading data")
             with self.components.metrics.waiting():
                 batch = next(batches)
+            self._go_on("forward and backward")
             if not self._shown and self.components.world.is_main:
                 _log.info("%s", describe_batch(batch, self.components))
                 self._shown = True
@@ -268,11 +289,13 @@ class Trainer:
             **identity(components),
         }  # fmt: skip
         if components.world.is_main:
-            meta |= provenance(components)
+            with self.heartbeat.long("hash of the weights"):
+                meta |= provenance(components)
         state = training_state(components.optimizer, components.ema, self._plugins)
-        self._checkpoints.save(
-            self.step, state, meta, wait=wait, write_sidecars=self._sidecars.write
-        )
+        with self.heartbeat.long("checkpoint"):
+            self._checkpoints.save(
+                self.step, state, meta, wait=wait, write_sidecars=self._sidecars.write
+            )
 
     def _view(self) -> RunView:
         """Return what plug-ins see of the run."""
@@ -286,7 +309,9 @@ class Trainer:
         metrics = self.components.metrics
         record = metrics.record(self.step)
         log.write(record)
-        if numbers := self._plugins.recorded(record):
+        with self.heartbeat.long("plug-ins"):
+            numbers = self._plugins.recorded(record)
+        if numbers:
             log.note(self.step, numbers)
         if metrics.skips_in_row >= self.components.config.optim.max_skips:
             self._give_up()
