@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import train_worker
 
 from dzrobot.training.run.heartbeat import (
@@ -15,6 +16,7 @@ from dzrobot.training.run.heartbeat import (
     Member,
     _compiling_is_long,
 )
+from dzrobot.training.run.trainer import Trainer
 
 PATIENCE_S = 300.0
 
@@ -176,7 +178,17 @@ def test_a_training_says_what_it_does(train_root, solo, tmp_path):
             super().at(phase, step, is_long=is_long)
             self.told.append((phase, self._beat.step, is_long))
 
-    run = train_worker.trainer(solo, train_root, runner__output_dir=tmp_path, data__num_workers=0)
+    class Quick(Trainer):
+        """Computes nothing."""
+
+        def prepare(self, batch):
+            return None
+
+        def forward_backward(self, prepared, batch, counts):
+            return torch.zeros(2)
+
+    changes = {"runner__output_dir": tmp_path, "data__num_workers": 0}
+    run = Quick(train_worker.trainer(solo, train_root, **changes).components)
     run.heartbeat = Told()
     batches = run.batches(2)
     for _ in range(2):
