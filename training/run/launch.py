@@ -93,7 +93,7 @@ def train(
         config.runner.output_dir, Member(world.from_main(uuid.uuid4().hex), world.rank, world.size),
         patience_s=None if minutes is None else 60.0 * minutes,
     )  # fmt: skip
-    compiles = config.parallel.compile or world.device.type == "cuda"
+    compiles = config.parallel.compile is True or world.device.type == "cuda"
     with (
         _log_file(config.runner.output_dir, is_main=world.is_main),
         heartbeat.running(compiles=compiles),
