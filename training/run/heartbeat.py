@@ -84,7 +84,7 @@ class Member:
     """One process of a run."""
 
     launch: str = ""
-    """Of the run, the same in all its processes; files of an earlier one are left out."""
+    """Name of the run, the same in all its processes; files of an earlier one are left out."""
 
     rank: int = 0
     size: int = 1
