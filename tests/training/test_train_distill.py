@@ -18,7 +18,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.cost.flops import sample_cost
-from dzrobot.training.cost.plan import describe_plan, plan_run
+from dzrobot.training.cost.plan import describe_plan, plan_run, settle
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.run.build import build
@@ -190,7 +190,8 @@ def test_a_plan_counts_the_teacher(train_root, tmp_path):
     costs = [sample_cost(one, base, train_worlds.ROBOT.image_size, 9) for one in (plain, taught)]
     more = costs[1].executed - costs[0].executed
     assert more == pytest.approx(2 * costs[0].executed_forward)
-    plans = [plan_run(one, base, 1) for one in (plain, taught)]
+    # What a plan describes is settled first: here, how gradients are added up.
+    plans = [plan_run(settle(one, base, 1, 2**40), base, 1) for one in (plain, taught)]
     items = [{item.name: item.bytes_ for item in plan.memory.items} for plan in plans]
     # In float32, as the recipe computes.
     assert items[1]["teacher's weights"] == 4 * plans[0].counts.trained
