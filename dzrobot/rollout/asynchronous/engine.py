@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,24 +57,28 @@ class EngineAnswer:
     taken_s: float
 
 
-class Desk(Protocol):
+class Desk:
     """Where one plan at a time is made."""
 
     @property
     def busy(self) -> bool:
         """Return whether a request has no answer yet."""
+        raise NotImplementedError
 
     def submit(self, step: int, think: Think) -> None:
         """Take the request of control step ``step``."""
+        raise NotImplementedError
 
     def answer(self, step: int) -> EngineAnswer | None:
         """Return the answer if it is there at ``step``, and be free again."""
+        raise NotImplementedError
 
     def clear(self) -> None:
         """Forget the request, if there is one; when this returns, nothing is computed."""
+        raise NotImplementedError
 
 
-class VirtualDesk:
+class VirtualDesk(Desk):
     """Computes at once, and hands the answer out when its time has come on the virtual clock."""
 
     def __init__(
@@ -120,7 +124,7 @@ class VirtualDesk:
         self._waiting = None
 
 
-class ThreadDesk:
+class ThreadDesk(Desk):
     """Makes plans on a thread of its own while real time passes, as beside an arm."""
 
     def __init__(self) -> None:
