@@ -23,6 +23,8 @@ from dzrobot import cli, errors
 from dzrobot.configuration import load_config
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.limits import Abort
+from dzrobot.importing import is_reference
+from dzrobot.rollout.policy_spec import BUILT_IN, LEROBOT
 from dzrobot.training.sft_config import DataConfig
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +84,35 @@ def test_every_line_for_a_shell_is_of_a_kind_that_is_checked():
     kinds = {"dzrobot", "make", "python", "torchrun", "pip", "lerobot-eval", "lerobot-train"}
     kinds |= {*SCRIPTS}
     assert [line for line in LINES if shlex.split(line)[0] not in kinds] == []
+
+
+TABLES = re.findall(r"^\| `(--[a-z-]+)` \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+"""Option at the head of a table's first column, and the table's rows."""
+
+
+@pytest.mark.parametrize(("option", "rows"), TABLES, ids=[option for option, _ in TABLES])
+def test_values_in_a_table_headed_by_an_option_are_accepted(option, rows):
+    actions = [
+        action
+        for name, module in cli.available().items()
+        for action in cli.build_parser(name, import_module(module))._actions
+        if option in action.option_strings
+    ]
+    values = re.findall(r"`([^`]+)`", "\n".join(row.split("|")[1] for row in rows.splitlines()))
+    assert values
+    for value in values:
+        assert any(_takes(action, value) for action in actions), f"{option} {value}"
+
+
+def _takes(action, value):
+    """Return whether an option accepts a value, where one table of values is allowed."""
+    if action.dest == "policy":
+        return value in BUILT_IN or value.startswith(LEROBOT) or is_reference(value)
+    try:
+        taken = action.type(value) if action.type else value
+    except (ValueError, argparse.ArgumentTypeError):
+        return False
+    return action.choices is None or taken in action.choices
 
 
 def test_what_lerobot_is_told_of_the_plug_in_are_its_fields():
