@@ -99,7 +99,8 @@ def evaluated(
     """Evaluate on ``actors``, or in the local pool, and return figures and results."""
     from dzrobot.cluster import ClusterOptions, Needs, connected
     from dzrobot.rollout.evaluation.actors import ActorGroup
-    from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+    from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+    from dzrobot.rollout.evaluation.plan import EvaluationRequest
     from dzrobot.rollout.policy_spec import PolicySpec
     from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
     from dzrobot.rollout.records import RecordFile
@@ -109,7 +110,7 @@ def evaluated(
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0,), episodes=episodes,
         max_steps=STEPS, arguments={"resolution": 32},
     )  # fmt: skip
-    evaluation = Evaluation(spec=spec, policy=PolicySpec(name="cluster:SimulatedGpu"))
+    evaluation = EvaluationRequest(spec=spec, policy=PolicySpec(name="cluster:SimulatedGpu"))
     began = time.time()
     ends: list[float] = []
     memory: list[str] = []
@@ -133,7 +134,7 @@ def evaluated(
                 connected_s = time.time() - began
                 group = ActorGroup(cluster, evaluation, options)
                 evaluate(
-                    group.prepared, Path(folder), RunOptions(videos="none", engine=group.opened),
+                    group.opened, Path(folder), RunOptions(videos="none", engine=group.engine),
                     note,
                 )  # fmt: skip
         results = {name: one.result() for name, one in RecordFile(Path(folder)).records.items()}

@@ -24,11 +24,11 @@ from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.evaluation.card import keep_card
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
-    Evaluation,
     RunOptions,
     evaluate,
     prepare,
 )
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EpisodeSpec, EvalSpec, plan_episodes
@@ -92,9 +92,9 @@ def records_of(cases: tuple[EpisodeSpec, ...]) -> list[Record]:
 def evaluation(folder: Path, count: int) -> float:
     """Run the last `LAST` of ``count`` episodes; return the seconds of each."""
     spec, cases = cases_of(count)
-    prepared = prepare(Evaluation(spec=spec, policy=PolicySpec(name="hold")))
+    prepared = prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name="hold")))
     folder.mkdir()
-    keep_card(folder, prepared.card, prepared.cases)
+    keep_card(folder, prepared.card, prepared.plan.cases)
     lines = [json.dumps(dataclasses.asdict(record)) for record in records_of(cases[:-LAST])]
     (folder / "records.jsonl").write_text("".join(f"{line}\n" for line in lines))
     seen: list[float] = []

@@ -26,12 +26,12 @@ from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions, parse_latency
 from dzrobot.rollout.evaluation.evaluate import (
-    Evaluation,
-    PreparedEvaluation,
+    Opened,
     RunOptions,
     evaluate,
     prepare,
 )
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -68,10 +68,10 @@ def _folder(output: Path, run: tuple[Execution, int]) -> Path:
     return output / f"{run[0]}-{run[1]}"
 
 
-def _until_now(prepared: PreparedEvaluation, folder: Path) -> Summary:
+def _until_now(prepared: Opened, folder: Path) -> Summary:
     """Return the summary of all rounds that are done."""
-    records = RecordFile(folder, prepared.cases, writable=False).records.values()
-    summary = summarize(records, prepared.cases, read_uses(folder))
+    records = RecordFile(folder, prepared.plan.cases, writable=False).records.values()
+    summary = summarize(records, prepared.plan.cases, read_uses(folder))
     write_summary(folder, summary, prepared.card)
     return summary
 
@@ -106,11 +106,13 @@ def _executions(text: str) -> list[str]:
     return names
 
 
-def _evaluation(arguments: argparse.Namespace, execution: Execution, steps: int) -> Evaluation:
+def _evaluation(
+    arguments: argparse.Namespace, execution: Execution, steps: int
+) -> EvaluationRequest:
     guidance: dict[str, Any] = {}
     if execution == "rtc":
         guidance = {"strength": arguments.strength, "weights": arguments.weights}
-    return Evaluation(
+    return EvaluationRequest(
         spec=EvalSpec(
             protocol=PROTOCOLS["lift-100"], env="dzrobot/lift-v0", episodes=arguments.episodes
         ),

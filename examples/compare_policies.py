@@ -19,7 +19,7 @@ from dzrobot.rollout import (
     PROTOCOLS,
     EvalProgress,
     EvalSpec,
-    Evaluation,
+    EvaluationRequest,
     PolicySpec,
     RunOptions,
     compare,
@@ -36,7 +36,7 @@ def main(words: list[str] | None = None) -> int:
         spec = EvalSpec(
             protocol=PROTOCOLS["custom"], env=arguments.env, episodes=arguments.episodes
         )
-        prepared = prepare(Evaluation(spec=spec, policy=PolicySpec(name=name)))
+        prepared = prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name=name)))
         folder = arguments.output / name.replace("/", "-").replace(":", "-")
         summary = evaluate(
             prepared,

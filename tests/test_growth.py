@@ -14,7 +14,8 @@ from dzrobot.recording import EpisodeWriter, consolidate, episode_list
 from dzrobot.recording.episode_list import list_files, read_rows
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.rollout.evaluation.comparison import Decision, Results
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
@@ -126,7 +127,7 @@ def test_a_record_costs_an_evaluation_the_same_among_many(tmp_path):
     costs = []
     for episodes in (10, 200):
         spec = EvalSpec(**{**vars(SPEC), "episodes": episodes})
-        prepared = prepare(Evaluation(spec=spec, policy=PolicySpec(name="hold")))
+        prepared = prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name="hold")))
         seen, count = [], 0
 
         def watch(_frame, event, _argument):
@@ -138,7 +139,7 @@ def test_a_record_costs_an_evaluation_the_same_among_many(tmp_path):
 
         sys.setprofile(watch)
         try:
-            only = frozenset(case.name for case in prepared.cases[:6])
+            only = frozenset(case.name for case in prepared.plan.cases[:6])
             evaluate(
                 prepared, tmp_path / f"{episodes}", RunOptions(workers=0, videos="none", only=only),
                 note,

@@ -12,11 +12,14 @@ from dzrobot.commands.options.evaluation import (
     add_execution,
     add_how,
     add_what,
+    check_flags,
     read_request,
+    read_session,
 )
 from dzrobot.errors import ConfigError
 from dzrobot.plots import check_can_draw
-from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, run_session
+from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan
+from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
@@ -79,8 +82,8 @@ class _SetParser(argparse.ArgumentParser):
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, draw it, and return 0 if every episode has a result, else 1."""
-    if arguments.output is None:
-        raise ConfigError("a curve writes several folders: choose their parent with --output DIR")
+    check_flags(arguments)
+    read_session(arguments).parent("a curve")
     if arguments.wandb is not None or arguments.trackio is not None:
         raise ConfigError("--wandb, --trackio: a curve is kept in its folder alone; leave it out")
     check_can_draw()
@@ -94,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     def direct(session: EvaluationSession) -> int:
         return _evaluate(session, _with_times(sets, arguments), arguments)
 
-    return run_session(read_request(arguments), direct)
+    return run_session(read_session(arguments), read_request(arguments).policy, direct)
 
 
 def _folder(name: str) -> str:
@@ -120,7 +123,7 @@ def _with_times(sets: Sequence[OptionSet], arguments: argparse.Namespace) -> lis
     # Torch only now: faults of the options are reported at once.
     from dzrobot.training.bench.acting import compared_chunks, open_specs
 
-    policies = open_specs([one.request.resolved().evaluation.policy for one in sets])
+    policies = open_specs([plan(one.request).request.policy for one in sets])
     return [
         one if time is None else replace(one, chunk_ms=time.ms, ratio=time.ratio)
         for one, time in zip(sets, compared_chunks(policies, arguments.rounds), strict=True)

@@ -1,6 +1,7 @@
 """``dzrobot eval``: success rates of a policy, resumed by the same command."""
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from dzrobot.commands.options.evaluation import (
     add_how,
     add_studies,
     add_what,
-    check_logger,
-    logger_of,
+    check_flags,
+    is_default,
     read_request,
+    read_session,
 )
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import print_conclusion
-from dzrobot.rollout.evaluation.request import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",
@@ -26,20 +29,10 @@ COMMON = (
 )  # fmt: skip
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
-_NOT_BLIND = {
-    "checkpoint": "it names the policies itself",
-    "policy": "it names the policies itself",
-    "server": "it takes the addresses of servers itself: --blind ws://A:8000 ws://B:8000",
-    "steps": "it compares policies by itself",
-    "perturb": "it compares policies by itself",
-    "against": "it compares policies by itself",
-    "stop_early": "it compares policies by itself",
-    "unattended": "a person judges",
-    "workers": "one arm takes one process",
-    "wandb": "a logger would show the names; send the folders there afterwards",
-    "trackio": "a logger would show the names",
-}
-"""Flags that do not go together with ``--blind``, and why."""
+EXAMPLE = (
+    "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
+    "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,51 +55,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the table, and return 0 if every episode has a result, else 1."""
-    check_logger(arguments)
-    if sum(map(bool, (arguments.steps, arguments.perturb, arguments.against))) > 1:
-        raise ConfigError("--steps, --perturb and --against each compare runs; give one of them")
-    if arguments.blind:
-        for name, why in _NOT_BLIND.items():
-            if vars(arguments)[name] not in (None, False, []):
-                raise ConfigError(f"--blind without --{name.replace('_', '-')}: {why}")
-    if arguments.stop_early and arguments.against is None:
-        raise ConfigError("--stop-early needs --against RESULTS, to know what to decide")
-    if arguments.stop_early and arguments.shard != (0, 1):
-        raise ConfigError("--stop-early looks at the pairs in their order: leave --shard out")
+    check_flags(arguments)
+    request = read_request(arguments)
+    name = next((flag for flag in STUDIES if vars(arguments)[flag]), None)
+    study = _alone if name is None else STUDIES[name]
+    if name is None and is_default(arguments):
+        study = _by_default
 
     def direct(session: EvaluationSession) -> int:
-        return _directed(session, arguments)
+        return study(session, request, arguments)
 
-    return run_session(read_request(arguments), direct, logger_of(arguments))
+    return run_session(read_session(arguments), request.policy, direct)
 
 
-def _directed(session: EvaluationSession, arguments: argparse.Namespace) -> int:
-    if arguments.blind:
-        from dzrobot.rollout.evaluation.studies.blind import evaluate_blind
+def _alone(session: EvaluationSession, request: EvaluationRequest, _: argparse.Namespace) -> int:
+    done = session.run(request)
+    return print_conclusion(session.console, done.summary, done.folder, done.title)
 
-        return evaluate_blind(session, arguments.blind)
-    if arguments.steps is not None:
-        from dzrobot.rollout.evaluation.studies.candidates import evaluate_steps
 
-        if arguments.checkpoint is None:
-            raise ConfigError("--steps needs --checkpoint RUN, the folder of a training run")
-        run = Path(arguments.checkpoint)
-        return evaluate_steps(session, listed_steps(run, arguments.steps), run)
-    if arguments.perturb or arguments.against is not None:
-        from dzrobot.rollout.evaluation.studies import comparisons
+def _by_default(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
+    from dzrobot.commands.report import report
 
-        if arguments.perturb:
-            return comparisons.evaluate_perturbed(session, arguments.perturb)
-        return comparisons.evaluate_against(
-            session, arguments.against, stop_early=arguments.stop_early
-        )
-    done = session.run()
+    spec = request.spec
+    tasks = ",".join(map(str, spec.tasks or ()))
+    session.say(
+        f"By default: --suite {','.join(spec.suites)} --tasks {tasks} --episodes {spec.episodes}"
+    )
+    session.say("Without LIBERO's assets: --env dzrobot/lift-v0")
+    if not arguments.checkpoint:
+        session.say(f"With your checkpoint: {EXAMPLE}")
+    done = session.run(request)
     code = print_conclusion(session.console, done.summary, done.folder, done.title)
-    if session.request.is_default:
-        from dzrobot.commands.report import report
-
-        report([done.folder])
+    report([done.folder])
     return code
+
+
+def _steps(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
+    from dzrobot.rollout.evaluation.studies.candidates import evaluate_steps
+
+    steps = listed_steps(Path(arguments.checkpoint), arguments.steps)
+    return evaluate_steps(session, request, steps)
+
+
+def _blind(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
+    from dzrobot.rollout.evaluation.studies.blind import evaluate_blind
+
+    return evaluate_blind(session, request, arguments.blind)
+
+
+def _perturb(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
+    from dzrobot.rollout.evaluation.studies.comparisons import evaluate_perturbed
+
+    return evaluate_perturbed(session, request, arguments.perturb)
+
+
+def _against(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
+    from dzrobot.rollout.evaluation.studies.comparisons import evaluate_against
+
+    return evaluate_against(session, request, arguments.against, stop_early=arguments.stop_early)
+
+
+STUDIES: Mapping[str, Callable[[EvaluationSession, EvaluationRequest, argparse.Namespace], int]] = {
+    "blind": _blind,
+    "steps": _steps,
+    "perturb": _perturb,
+    "against": _against,
+}
+"""Flag -> what runs the evaluations of its study, and judges their folders."""
 
 
 def listed_steps(run: Path, wanted: str) -> dict[int, Path]:

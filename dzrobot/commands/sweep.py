@@ -8,15 +8,13 @@ from dzrobot.commands.options.evaluation import (
     add_execution,
     add_how,
     add_what,
-    check_logger,
-    logger_of,
+    check_flags,
     read_request,
+    read_session,
 )
-from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.request import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.candidates import (
     CONFIRMATION,
-    confirmation,
     evaluate_sweep,
     read_candidates,
 )
@@ -66,17 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, print the tables, and return 0 if every episode has a result, else 1."""
-    check_logger(arguments)
-    output = arguments.output
-    if output is None:
-        raise ConfigError("a sweep writes several folders: choose their parent with --output DIR")
+    check_flags(arguments)
+    session, request = read_session(arguments), read_request(arguments)
+    output = session.parent("a sweep")
     candidates = read_candidates(
-        arguments.policies, lambda folder: output / folder, taken=[CONFIRMATION]
+        request, arguments.policies, lambda folder: output / folder, taken=[CONFIRMATION]
     )
-    request = read_request(arguments)
-    confirmed = confirmation(request, next(iter(candidates.values())), arguments.confirm)
 
     def direct(session: EvaluationSession) -> int:
-        return evaluate_sweep(session, candidates, confirmed)
+        return evaluate_sweep(session, candidates, arguments.confirm)
 
-    return run_session(request, direct, logger_of(arguments))
+    return run_session(session, request.policy, direct)

@@ -3,6 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,19 +54,16 @@ def at_full_speed(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict
     return {**arguments, "full_speed": True} if facts.is_real else dict(arguments)
 
 
-def look_at(
-    env: str,
-    case: EpisodeSpec | None,
-    arguments: Mapping[str, Any],
-    check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
-) -> EnvironmentFacts:
-    """Return what ``env`` states; it is made and closed, not reset.
+@contextmanager
+def looking_at(
+    env: str, case: EpisodeSpec | None, arguments: Mapping[str, Any]
+) -> Iterator[gym.Env[Any, Any]]:
+    """Yield ``env`` to be looked at: it is made and closed, not reset.
 
     Args:
         env: Its name.
         case: Whose own arguments it is made with, if any.
         arguments: Further arguments; wrong ones are found here.
-        check: Called with the environment.
 
     Raises:
         UnknownNameError: no such environment, or it takes no such argument.
@@ -80,11 +78,27 @@ def look_at(
         raise ConfigError(
             f"{env} could not be made with {shorten(given, 200)}: {caught.failure.error}"
         )
-    try:
+    with closing(made):
+        yield made
+
+
+def look_at(
+    env: str,
+    case: EpisodeSpec | None,
+    arguments: Mapping[str, Any],
+    check: Callable[[gym.Env[Any, Any]], None] = lambda _: None,
+) -> EnvironmentFacts:
+    """Return what ``env`` states; see :func:`looking_at`.
+
+    Args:
+        env: Its name.
+        case: Whose own arguments it is made with, if any.
+        arguments: Further arguments.
+        check: Called with the environment.
+    """
+    with looking_at(env, case, arguments) as made:
         check(made)
         return facts_of(made)
-    finally:
-        made.close()
 
 
 def bounds_of(env: gym.Env[Any, Any]) -> gym.spaces.Box:
@@ -186,20 +200,43 @@ def environment_arguments(
     """
     check_arguments(env, given)
     known, _ = accepted(env)
-    arguments: dict[str, Any] = {}
+    arguments = protocol_arguments(env, protocol)
     sizes = {view.resolution for view in robot.views}
     if "resolution" in known and len(sizes) == 1:
         height, width = sizes.pop()
         if height == width:
             arguments["resolution"] = height
-    arguments |= anchored(env, robot)
+    return {**arguments, **anchored(env, robot), **given}
+
+
+def protocol_arguments(env: str, protocol: Protocol) -> dict[str, Any]:
+    """Return the keyword arguments of ``env`` that a protocol fixes.
+
+    Raises:
+        UnknownNameError: no such environment.
+        ConfigError: the protocol asks for what the environment cannot do.
+    """
+    wanted: dict[str, Any] = {}
     if protocol.settle_steps is not None:
-        _require("settle_steps", known, env, protocol)
-        arguments["settle_steps"] = protocol.settle_steps
+        wanted["settle_steps"] = protocol.settle_steps
     if not protocol.stop_at_success:
-        _require("stop_on_success", known, env, protocol)
-        arguments["stop_on_success"] = False
-    return {**arguments, **given}
+        wanted["stop_on_success"] = False
+    for name in wanted:
+        if name not in accepted(env)[0]:
+            raise ConfigError(
+                f"protocol {protocol.name} sets {name}, which {env} does not have; "
+                "use --protocol custom"
+            )
+    return wanted
+
+
+def accepts_same(env: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether ``env`` is made alike of two sets of arguments, its defaults considered."""
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(_creator(env)).parameters.values()
+    }
+    return bool({**defaults, **one} == {**defaults, **other})
 
 
 def anchored(env: str, robot: Embodiment) -> dict[str, Any]:
@@ -326,11 +363,3 @@ def made_environment(env: str, arguments: Mapping[str, Any], *, render: bool = F
 def step_limit(env: str) -> int | None:
     """Return the steps per episode that ``env`` is registered with, None for no limit."""
     return environment_spec(env).max_episode_steps
-
-
-def _require(name: str, known: Mapping[str, Any], env: str, protocol: Protocol) -> None:
-    if name not in known:
-        raise ConfigError(
-            f"protocol {protocol.name} sets {name}, which {env} does not have; "
-            "use --protocol custom"
-        )

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,26 +25,45 @@ from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, When
 from dzrobot.policies.dreamzero.loose import LooseWeights
-from dzrobot.policies.dreamzero.options import PolicyOptions, Quantization, check_device
+from dzrobot.policies.dreamzero.options import (
+    ActingOptions,
+    PolicyOptions,
+    Quantization,
+    check_device,
+)
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
-    from dzrobot.policies.serving.images import ImageCoding
 
 REMOTE = "remote"
 LEROBOT = "lerobot:"
 """Of names of LeRobot's policies."""
+
+BUNDLED = ""
+"""Name of the policy that comes with the package."""
 
 BUILT_IN = ("random", "hold", "expert", REMOTE)
 EXPERT = "dzrobot.envs.expert:expert_for"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings:
-    """How a policy acts and where its network runs, whatever its name."""
+class PolicySpec:
+    """Which policy is evaluated, how it acts and where its network runs."""
+
+    name: str = BUNDLED
+    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
+    ``module:factory``, or LeRobot's as ``lerobot:ID_OR_FOLDER``; ``BUNDLED`` stands for the
+    checkpoint that comes with the package, which an evaluation finds by its environments."""
+
+    server: str | None = None
+    """Address of the server of ``remote``."""
+
+    api_key_file: Path | None = None
+    """File with the key that the server requires. None: the variable ``DZROBOT_API_KEY``, if it is
+    set."""
 
     privileged: bool = False
     """Whether the policy lives beside its environment: then ``module:factory`` is called with the
@@ -85,37 +105,8 @@ class PolicySettings:
     server_actions: str | None = None
     """What the actions of a server mean that does not say so, such as ``joint_position``."""
 
-    server_images: "ImageCoding" = "raw"
+    server_images: Literal["raw", "jpeg", "zstd"] = "raw"
     """How images are sent to a server of dzrobot's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicySpec(PolicySettings):
-    """Which policy is evaluated, as the user named it."""
-
-    name: str
-    """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
-    ``module:factory``, or LeRobot's as ``lerobot:ID_OR_FOLDER``."""
-
-    server: str | None = None
-    """Address of the server of ``remote``."""
-
-    api_key: str | None = field(default=None, repr=False)
-    """Key that the server requires."""
-
-    @classmethod
-    def named(
-        cls, name: str, settings: PolicySettings, *, server: str | None, api_key: str | None
-    ) -> Self:
-        """Return the policy ``name``.
-
-        Args:
-            name: As the user wrote it.
-            settings: How it acts.
-            server: Address, of ``remote``.
-            api_key: Key that the server requires; None: it requires none.
-        """
-        return cls(name=name, server=server, api_key=api_key, **vars(settings))
 
     @property
     def in_worker(self) -> str | None:
@@ -143,6 +134,30 @@ class PolicySpec(PolicySettings):
         return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in last)
 
 
+LOCAL = {
+    "dit_steps": "dit_steps", "solver_steps": "solver_steps", "video": "video",
+    "cfg_scale": "cfg_scale", "policy_seed": "seed", "compile": "compile", "graphs": "graphs",
+    "device": "device", "dtype": "dtype", "memory": "memory", "quantize": "quantize",
+    "cfg_devices": "cfg_device", "revision": "revision",
+}  # fmt: skip
+"""Flags that a policy server decides for itself -> fields of the options or the spec."""
+
+
+def local_message(flag: str) -> str:
+    """Return what is said of a flag of :data:`LOCAL` where a server acts."""
+    return f"--{flag.replace('_', '-')}: the server decides; give it to `dzrobot serve`"
+
+
+def refuse_local(spec: PolicySpec) -> None:
+    """Raise ConfigError where ``remote`` is given what its server decides."""
+    plain = PolicySpec()
+    given = vars(spec) | vars(spec.options)
+    usual = vars(plain) | vars(plain.options)
+    for flag, name in LOCAL.items():
+        if given[name] != usual[name]:
+            raise ConfigError(local_message(flag))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadedPolicy:
     """A policy that can act, and what its actions depend on."""
@@ -163,6 +178,24 @@ class ResolvedPolicy:
     spec: PolicySpec
     robot: Embodiment
     checkpoint: "Checkpoint | None" = None
+
+    @cached_property
+    def acting(self) -> ActingOptions:
+        """How a checkpoint's policy acts, with nothing left open."""
+        distilled = None if self.checkpoint is None else self.checkpoint.passport.distilled_steps
+        return self.spec.options.for_robot(self.robot, distilled)
+
+    def check(self) -> None:
+        """Check what would else be wrong in every episode.
+
+        Raises:
+            ConfigError: a checkpoint cannot act so.
+        """
+        if self.checkpoint is None:
+            return
+        from dzrobot.policies.dreamzero.network.diffusion import step_plan
+
+        step_plan(self.acting.dit_steps, self.acting.solver_steps)
 
 
 def resolve_policy(
@@ -234,7 +267,7 @@ def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
             policy=None, robot=robot, card={"policy": spec.name, "privileged": True}
         )
     if found.checkpoint is not None:
-        return _open_checkpoint(spec, robot, found.checkpoint)
+        return _open_checkpoint(found, found.checkpoint)
     if spec.name == REMOTE:
         return _open_remote(spec, robot)
     if spec.name.startswith(LEROBOT):
@@ -365,28 +398,26 @@ class RandomPolicy(Policy):
         self._draws[session] = numpy_generator("random policy", self._seed, number)
 
 
-def _open_checkpoint(spec: PolicySpec, robot: Embodiment, checkpoint: "Checkpoint") -> LoadedPolicy:
+def _open_checkpoint(found: ResolvedPolicy, checkpoint: "Checkpoint") -> LoadedPolicy:
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
     from dzrobot.policies.dreamzero.checkpoints.hub import commit_of
     from dzrobot.policies.dreamzero.checkpoints.load import open_base
-    from dzrobot.policies.dreamzero.network.diffusion import step_plan
     from dzrobot.policies.dreamzero.options import WeightOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
+    spec, robot = found.spec, found.robot
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
-    # Wrong now, rather than in every episode.
-    acts = spec.options.for_robot(robot, checkpoint.passport.distilled_steps)
-    step_plan(acts.dit_steps, acts.solver_steps)
+    found.check()
     policy = DreamZeroPolicy.from_pretrained(
         checkpoint,
         embodiment=robot,
         device=spec.device,
         dtype=dtypes[spec.dtype],
-        options=acts,
+        options=found.acting,
         weights=WeightOptions(
             base=spec.base,
             memory=spec.memory,
@@ -440,6 +471,7 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
 def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
     from dzrobot.policies.serving.connection import ConnectOptions
     from dzrobot.policies.serving.remote_policy import RemotePolicy
+    from dzrobot.websocket import read_key
 
     options = spec.options
     if spec.server is None:
@@ -449,7 +481,7 @@ def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         robot,
         execute=options.execute,
         actions=spec.server_actions,
-        options=ConnectOptions(api_key=spec.api_key, images=spec.server_images),
+        options=ConnectOptions(api_key=read_key(spec.api_key_file), images=spec.server_images),
     )
     served = policy.card["server"]
     for name, wanted in (("history", options.history), ("noise", options.noise)):

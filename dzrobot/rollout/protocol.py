@@ -1,8 +1,9 @@
 """What is evaluated: named protocols, and the exact list of episodes that follows from one."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field
 
@@ -179,6 +180,42 @@ class EvalSpec:
     policy_changes: tuple[str, ...] = ()
     """What the policy does other than the protocol says, one sentence each."""
 
+    @classmethod
+    def named(
+        cls, protocol: str | None, suites: Sequence[str], env: str | None, **said: Any
+    ) -> Self:
+        """Return what names stand for, with what was said besides laid over it.
+
+        Args:
+            protocol: As in ``PROTOCOLS``; None: ``standard-10x50`` of suites, else ``custom``.
+            suites: LIBERO suites.
+            env: Gymnasium id, where no suite is named. None: the protocol's.
+            said: Further fields by name; None: not said.
+
+        Raises:
+            UnknownNameError: no such protocol.
+            ConfigError: nothing says which episodes.
+        """
+        name = protocol or ("standard-10x50" if suites else "custom")
+        rules = find(PROTOCOLS, "protocol", name)
+        env = env or rules.suite
+        if not suites and env is None:
+            raise ConfigError(
+                f"--protocol {name} says how episodes are run, not which: give --suite or --env"
+            )
+        laid = {field: value for field, value in said.items() if value is not None}
+        return cls(protocol=rules, suites=tuple(suites), env=env, **laid)
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Return the Gymnasium ids; those of suites as they are called."""
+        return tuple(f"dzrobot/{suite}-v0" for suite in self.suites) or (str(self.env),)
+
+    @property
+    def label(self) -> str:
+        """Return what a folder of its results is called after."""
+        return "-".join(self.suites) or re.split("[/:]", str(self.env))[-1]
+
     @property
     def changes(self) -> tuple[str, ...]:
         """Return how this differs from the named protocol, one sentence each."""
@@ -194,6 +231,12 @@ class EvalSpec:
         found += [f"{name}={value!r}" for name, value in sorted(self.arguments.items())]
         found += self.policy_changes
         return tuple(found) if self.protocol.name != "custom" else ()
+
+
+DEFAULT = EvalSpec(
+    protocol=PROTOCOLS["standard-10x50"], suites=("libero_object",), tasks=(0, 3, 7), episodes=2
+)
+"""What is evaluated where nothing is named: a few episodes of a few tasks."""
 
 
 def plan_episodes(spec: EvalSpec) -> tuple[EpisodeSpec, ...]:

@@ -15,7 +15,8 @@ from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import card_digest
-from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.evaluate import prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
@@ -135,7 +136,7 @@ def card_of(**arguments):
         protocol=PROTOCOLS["custom"], suites=(), env="Franka-PnP-v0", tasks=None, episodes=2,
         max_steps=None, seed=0, arguments=arguments,
     )  # fmt: skip
-    return prepare(Evaluation(spec=spec, policy=PolicySpec(name="hold"))).card
+    return prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name="hold"))).card
 
 
 def test_the_card_holds_the_workcell_but_not_where_it_is(cell):

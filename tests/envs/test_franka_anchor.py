@@ -28,7 +28,8 @@ from dzrobot.policies.dreamzero.tiny import (
     write_new_checkpoint,
 )
 from dzrobot.rollout.episode import run_episode
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.workers import KeptEnvironment
@@ -84,7 +85,7 @@ def evaluated(checkpoint, folder, env="dzrobot/Franka-PnP-fake-v0", **arguments)
         protocol=PROTOCOLS["custom"], suites=(), env=env, tasks=None, episodes=1,
         max_steps=STEPS, seed=0, arguments={"reward": {"rule": "none"}, **arguments},
     )  # fmt: skip
-    prepared = prepare(Evaluation(spec=spec, policy=PolicySpec(name=checkpoint)))
+    prepared = prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name=checkpoint)))
     seen = []
 
     def opened(env):

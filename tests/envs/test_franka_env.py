@@ -27,7 +27,8 @@ from dzrobot.envs.franka.workcells import RateLimiter
 from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.arm.teleoperation import KeyboardActor
-from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.evaluate import prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
@@ -368,7 +369,7 @@ def test_a_policy_of_another_frame_is_refused_before_anything_moves(monkeypatch)
     )  # fmt: skip
     policy = PolicySpec(name="franka_callbacks:always")
     with pytest.raises(ConfigError, match=r"'base'.*'ee_adjoint'.*action.frame"):
-        prepare(Evaluation(spec=spec, policy=policy))
+        prepare(EvaluationRequest(spec=spec, policy=policy))
 
 
 def test_a_fault_of_the_gripper_ends_the_episode():

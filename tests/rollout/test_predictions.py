@@ -10,7 +10,8 @@ from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import read_results
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.pages.predicted import quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import (
@@ -40,7 +41,7 @@ def results(tmp_path_factory):
     """Return the folders of one episode with and without its predictions."""
     root = tmp_path_factory.mktemp("predicted")
     player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
-    prepared = prepare(Evaluation(spec=POINT, policy=player))
+    prepared = prepare(EvaluationRequest(spec=POINT, policy=player))
     for name, wanted, workers in (("with", None, 1), ("without", False, 0)):
         evaluate(prepared, root / name, RunOptions(workers=workers, predictions=wanted))
     return root

@@ -12,7 +12,8 @@ import pytest
 from dzrobot import cli
 from dzrobot.recording.media import encode_png, read_png
 from dzrobot.rollout.evaluation.card import keep_card, read_cases
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -32,7 +33,7 @@ def run(folder, policy):
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
         max_steps=20, arguments={"resolution": 32},
     )  # fmt: skip
-    evaluation = Evaluation(spec=selection, policy=PolicySpec(name=policy))
+    evaluation = EvaluationRequest(spec=selection, policy=PolicySpec(name=policy))
     evaluate(prepare(evaluation), folder, RunOptions(workers=0))
 
 
@@ -181,15 +182,15 @@ TIMES = {"p50": 1.0, "p95": 2.0}
 
 def test_two_thousand_episodes_make_a_page(tmp_path):
     selection = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2000)
-    ready = prepare(Evaluation(spec=selection, policy=PolicySpec(name="hold")))
-    keep_card(tmp_path, ready.card, ready.cases)
+    ready = prepare(EvaluationRequest(spec=selection, policy=PolicySpec(name="hold")))
+    keep_card(tmp_path, ready.card, ready.plan.cases)
     records = [
         replace(
             Record.failed(case, ""), error=None, success=case.episode % 3 == 0, steps=5,
             task="reach", ended="success", action_sha256="0" * 64, policy_ms=TIMES, env_ms=TIMES,
             wall_s=1.0,
         )
-        for case in ready.cases
+        for case in ready.plan.cases
     ]  # fmt: skip
     text = "\n".join(json.dumps(asdict(record)) for record in records)
     (tmp_path / RECORDS_FILE).write_text(text + "\n")

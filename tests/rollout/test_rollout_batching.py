@@ -11,7 +11,8 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals, Policy
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import busy_line
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -105,7 +106,9 @@ def test_a_run_ends_all_sessions_when_it_is_over(kind, workers, tmp_path, caplog
     ENDED.clear()
     policy = PolicySpec(name=f"{__name__}:{kind.__name__}")
     spec = replace(SPEC, max_steps=3)
-    evaluate(prepare(Evaluation(spec=spec, policy=policy)), tmp_path, RunOptions(workers=workers))
+    evaluate(
+        prepare(EvaluationRequest(spec=spec, policy=policy)), tmp_path, RunOptions(workers=workers)
+    )
     sessions = [f"worker-{n}" for n in range(workers)] or ["default"]
     told = [m for m in caplog.messages if "sessions were not ended" in m]
     assert (ENDED, len(told)) == (({}, 1) if kind is Strict else ({kind.__name__: sessions}, 0))
@@ -130,13 +133,15 @@ def assert_fewer_at_ends(sizes):
 
 def batched(policy, folder, **options):
     wanted = PolicySpec(name=f"rollout_policies:{policy}")
-    prepared = prepare(Evaluation(spec=SPEC, policy=wanted, batched=True))
+    prepared = prepare(EvaluationRequest(spec=SPEC, policy=wanted, batched=True))
     evaluate(prepared, folder, RunOptions(videos="none", workers=3, **options))
     return {name: record.result() for name, record in RecordFile(folder).records.items()}
 
 
 def test_within_the_window_all_episodes_share_every_call(tmp_path):
-    from_one = prepare(Evaluation(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer")))
+    from_one = prepare(
+        EvaluationRequest(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer"))
+    )
     evaluate(from_one, tmp_path / "alone", RunOptions(videos="none", workers=0))
     alone = {n: r.result() for n, r in RecordFile(tmp_path / "alone").records.items()}
     module = sys.modules["rollout_policies"]
@@ -208,7 +213,9 @@ def test_every_run_leaves_a_line(tmp_path):
 
 
 def test_a_damaged_line_is_found_before_anything_is_run(tmp_path):
-    prepared = prepare(Evaluation(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer")))
+    prepared = prepare(
+        EvaluationRequest(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer"))
+    )
     (tmp_path / RUNS_FILE).write_text("[]\n")
     with pytest.raises(ProtocolError, match=r"runs\.jsonl:1"):
         evaluate(prepared, tmp_path, RunOptions(videos="none", workers=0))

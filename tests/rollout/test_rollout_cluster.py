@@ -20,8 +20,9 @@ from dzrobot.commands.options.policy import render_variables
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.evaluation import actors
 from dzrobot.rollout.evaluation.actors import ActorGroup, needs_of, own_folder, shared_out
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
-from dzrobot.rollout.policy_spec import PolicySettings, PolicySpec
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.queue import LocalQueue, environment_key
 from dzrobot.rollout.records import RecordFile
@@ -31,7 +32,7 @@ SPEC = EvalSpec(
     max_steps=20, arguments={"resolution": 32},
 )  # fmt: skip
 CASES = plan_episodes(SPEC)
-STEER = Evaluation(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer"))
+STEER = EvaluationRequest(spec=SPEC, policy=PolicySpec(name="rollout_policies:Steer"))
 HERE = RunOptions(workers=0, videos="failures")
 
 
@@ -148,8 +149,8 @@ def grouped(ray, evaluation=STEER, options=HERE, actors=None):
 
 
 def evaluated(group, output, report=lambda _: None):
-    options = replace(HERE, engine=group.opened)
-    return evaluate(group.prepared, output, options, report)
+    options = replace(HERE, engine=group.engine)
+    return evaluate(group.opened, output, options, report)
 
 
 def results(folder):
@@ -295,7 +296,7 @@ def test_without_an_actor_a_run_ends(monkeypatch):
 
 def test_an_arm_takes_one_process(tmp_path):
     prepared = prepare(STEER)
-    arm = {name: replace(own, moves_an_arm=True) for name, own in prepared.facts.items()}
+    arm = {name: replace(own, moves_an_arm=True) for name, own in prepared.plan.facts.items()}
     options = replace(HERE, engine=grouped(FakeRay()).opened)
     with pytest.raises(ConfigError, match="leave --ray out"):
         evaluate(replace(prepared, facts=arm), tmp_path, options)
@@ -306,7 +307,7 @@ def test_an_arm_takes_one_process(tmp_path):
     [("cpu", None, Needs(4)), ("cuda", None, Needs(0, 1)), ("cuda:0", "cuda:1", Needs(0, 2))],
 )
 def test_what_an_actor_occupies(device, other, needs):
-    assert needs_of(PolicySettings(device=device, cfg_device=other), 4) == needs
+    assert needs_of(PolicySpec(device=device, cfg_device=other), 4) == needs
 
 
 def test_a_case_that_was_put_back_is_the_next_one():

@@ -7,7 +7,8 @@ import pytest
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 
@@ -19,7 +20,7 @@ def run(folder, policy="rollout_policies:Steer", **changes):
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
         max_steps=20, arguments={"resolution": 32}, **changes,
     )  # fmt: skip
-    evaluation = Evaluation(spec=spec, policy=PolicySpec(name=policy))
+    evaluation = EvaluationRequest(spec=spec, policy=PolicySpec(name=policy))
     evaluate(prepare(evaluation), folder, RunOptions(workers=0, videos="none"))
 
 

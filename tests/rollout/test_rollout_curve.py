@@ -14,15 +14,13 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession
+from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
     draw_curve,
     evaluate_curve,
 )
-from dzrobot.rollout.policy_spec import PolicySettings
 
 pytest.importorskip("statsmodels")
 BUNDLED = shlex.quote(str(default_checkpoint()))
@@ -38,11 +36,11 @@ def read(text, *more, output="x"):
 
 def test_a_set_is_written_like_the_flags_of_eval():
     request = read("solver-steps=4 history=off checkpoint=A execution=rtc", "--policy-seed", "3")
-    options = request.settings.options
+    options = request.policy.options
     assert (options.solver_steps, options.history, options.seed) == (4, "off", 3)
-    assert (request.checkpoint, request.execution.execution) == ("A", "rtc")
+    assert (request.policy.name, request.execution.execution) == ("A", "rtc")
     # What a set leaves out is as the command says.
-    other = read("dit-steps=5", "--history", "off").settings.options
+    other = read("dit-steps=5", "--history", "off").policy.options
     assert (other.dit_steps, other.history, other.solver_steps) == (5, "off", None)
 
 
@@ -91,8 +89,7 @@ def drawn(tmp_path_factory):
             ("history=off", 0.9, ""),
         )
     ]  # fmt: skip
-    request = EvaluationRequest(output=root, settings=PolicySettings(), options=RunOptions())
-    session = EvaluationSession(request=request, console=Console(file=io.StringIO()))
+    session = EvaluationSession(output=root, console=Console(file=io.StringIO()))
     return root, evaluate_curve(session, sets), sets, session
 
 

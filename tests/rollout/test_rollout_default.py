@@ -9,8 +9,9 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, bundled_task, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.evaluation.request import EvaluationRequest
-from dzrobot.rollout.policy_spec import PolicySettings
+from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan, with_bundled
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import EvalSpec
 from dzrobot.rollout.records import RecordFile
 
 
@@ -28,6 +29,11 @@ def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limi
     assert policy.card["execute"] == 3
 
 
+def asked_for(*, policy=None, **what):
+    spec = EvalSpec.named(None, what.pop("suites", ()), what.pop("env", None), **what)
+    return EvaluationRequest(spec=spec, policy=policy or PolicySpec())
+
+
 @pytest.mark.parametrize(
     ("asked", "task", "pixels", "steps", "history"),
     [
@@ -38,9 +44,7 @@ def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limi
             {
                 "suites": ("libero_object",),
                 "arguments": {"resolution": 256},
-                "settings": PolicySettings(
-                    options=PolicyOptions(solver_steps=16, history="recent")
-                ),
+                "policy": PolicySpec(options=PolicyOptions(solver_steps=16, history="recent")),
             },
             "libero_object",
             256,
@@ -52,13 +56,12 @@ def test_the_bundled_checkpoints_are_whole_small_and_know_their_robot(task, limi
 def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(
     asked, task, pixels, steps, history
 ):
-    resolved = EvaluationRequest(**asked).resolved()
-    evaluation = resolved.evaluation
-    assert evaluation.policy.name == str(default_checkpoint(task))
-    assert evaluation.spec.arguments["resolution"] == pixels
-    assert evaluation.policy.options.solver_steps == steps
-    assert evaluation.policy.options.history == history
-    assert f"resolution={pixels}" in resolved.notes[0]
+    request, (note,) = with_bundled(asked_for(**asked))
+    assert request.policy.name == str(default_checkpoint(task))
+    assert request.spec.arguments["resolution"] == pixels
+    assert request.policy.options.solver_steps == steps
+    assert request.policy.options.history == history
+    assert f"resolution={pixels}" in note
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(
 )
 def test_a_bundled_policy_is_not_taken_for_tasks_it_never_saw(asked):
     with pytest.raises(ConfigError, match=r"no bundled policy was trained for .*give --checkpoint"):
-        EvaluationRequest(**asked).resolved()
+        plan(asked_for(**asked))
 
 
 @pytest.mark.parametrize("own", ["libero_object_mine-v0", "lift-v0", "dzrobot/lift_again-v0"])
@@ -92,8 +95,8 @@ def test_with_no_argument_the_bundled_policy_acts_in_libero(command, tmp_path, l
     assert process.returncode == 0, errors
     lines = printed.splitlines()
     assert lines[0] == "By default: --suite libero_object --tasks 0,3,7 --episodes 1"
-    assert "the bundled tiny policy" in lines[1]
-    assert lines[1].endswith("--env-arg resolution=128 --solver-steps 4 --history off")
+    bundled = next(line for line in lines if line.startswith("No --checkpoint"))
+    assert bundled.endswith("--env-arg resolution=128 --solver-steps 4 --history off")
     page = tmp_path / "report" / "report.html"
     assert page.is_file()
     assert lines[-1].startswith(f"{page}: ")

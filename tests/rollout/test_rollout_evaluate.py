@@ -13,7 +13,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.environment import check_fits
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
@@ -27,7 +28,7 @@ SPEC = EvalSpec(
 def planned(policy="Steer", *, batched=False, **changes):
     wanted = PolicySpec(name=f"rollout_policies:{policy}", privileged=policy == "Deadly")
     spec = replace(SPEC, **changes)
-    return prepare(Evaluation(spec=spec, policy=wanted, batched=batched))
+    return prepare(EvaluationRequest(spec=spec, policy=wanted, batched=batched))
 
 
 def run(folder, prepared=None, **options):
@@ -220,14 +221,14 @@ def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, 
     spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0")
     options = PolicyOptions(history=asked)
     policy = PolicySpec(name="random", embodiment="libero_sim", options=options)
-    card = prepare(Evaluation(spec=spec, policy=policy)).card
+    card = prepare(EvaluationRequest(spec=spec, policy=policy)).card
     assert card["changes"] == said
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])
 def test_corrupted_images_reach_the_policy_alone(alone, tmp_path, kind):
     folder, summary = alone
-    blind = prepare(replace(planned().evaluation, ablation=kind))
+    blind = prepare(replace(planned().plan.request, ablation=kind))
     # This policy looks at the state only: it must not notice, and the folder must.
     assert run(tmp_path / kind, blind).results() == summary.results()
     assert results(tmp_path / kind) == results(folder)

@@ -20,7 +20,8 @@ from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
@@ -226,7 +227,7 @@ def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
         arguments={"resolution": 128},
     )  # fmt: skip
     player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
-    ready = prepare(Evaluation(spec=spec, policy=player))
+    ready = prepare(EvaluationRequest(spec=spec, policy=player))
     policy = ready.ready.policy
     later = policy.imagine_later
 
@@ -257,7 +258,9 @@ def test_workers_and_films_show_what_is_asked_for(tmp_path):
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2, max_steps=9,
         arguments={"resolution": 32},
     )  # fmt: skip
-    ready = prepare(Evaluation(spec=spec, policy=PolicySpec(name="rollout_policies:Glancing")))
+    ready = prepare(
+        EvaluationRequest(spec=spec, policy=PolicySpec(name="rollout_policies:Glancing"))
+    )
     shown = sys.modules["rollout_policies"].Glancing.shown
     results = []
     for workers, videos in ((0, "none"), (1, "none"), (0, "failures")):

@@ -14,7 +14,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-from dzrobot.rollout.evaluation.evaluate import Evaluation, prepare
+from dzrobot.rollout.evaluation.evaluate import prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
@@ -70,7 +71,7 @@ def test_a_checkpoint_is_opened_once(checkpoint):
 
     sys.addaudithook(listen)
     spec = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1)
-    prepare(Evaluation(spec=spec, policy=PolicySpec(name=str(checkpoint))))
+    prepare(EvaluationRequest(spec=spec, policy=PolicySpec(name=str(checkpoint))))
     listening.clear()
     assert read.count(checkpoint) == 1
 

@@ -17,11 +17,11 @@ from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
-    Evaluation,
     RunOptions,
     evaluate,
     prepare,
 )
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import read_uses
@@ -170,14 +170,14 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
     check_simulator(settings.env)
     ahead = max(1, settings.workers)
     prepared = prepare(
-        Evaluation(
+        EvaluationRequest(
             spec=EvalSpec(
                 protocol=PROTOCOLS["custom"], env=settings.env, episodes=settings.repeats + ahead
             ),
             policy=policy_spec(settings),
         )
     )
-    policy = _network(prepared.evaluation.policy, prepared.ready.policy)
+    policy = _network(prepared.plan.request.policy, prepared.ready.policy)
     marks: list[tuple[float, float]] = []
 
     def mark(far: EvalProgress) -> None:

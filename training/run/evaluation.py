@@ -20,7 +20,8 @@ from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
-from dzrobot.rollout.evaluation.evaluate import Evaluation, RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -208,7 +209,7 @@ def _run_share(
         name=str(step_folder(runner.output_dir, step)), embodiment=config.model.embodiment_tag,
         device=str(world.device), memory=_free_memory(world.device),
     )  # fmt: skip
-    prepared = prepare(Evaluation(spec=spec, policy=policy))
+    prepared = prepare(EvaluationRequest(spec=spec, policy=policy))
     options = RunOptions(workers=0, videos="failures", shard=(world.rank, world.size))
     return evaluate(prepared, folder, options)
 

@@ -4,8 +4,12 @@ import argparse
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
+
+from rich.console import Console
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_attention, read_operator
@@ -21,7 +25,7 @@ from dzrobot.commands.options.policy import (
     render_variables,
 )
 from dzrobot.embodiments.spec import History
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, UnknownNameError, suggest
 from dzrobot.policies.dreamzero.options import Noise, PolicyOptions
 from dzrobot.rollout.asynchronous.execution import (
     DECAY,
@@ -31,15 +35,17 @@ from dzrobot.rollout.asynchronous.execution import (
     parse_latency,
 )
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.request import (
-    EvaluationRequest,
-    Log,
-    Logger,
-    refuse_local,
-    unlogged,
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.runner import EvaluationSession, Log, Logger, unlogged
+from dzrobot.rollout.policy_spec import (
+    BUILT_IN,
+    BUNDLED,
+    LOCAL,
+    REMOTE,
+    PolicySpec,
+    local_message,
 )
-from dzrobot.rollout.policy_spec import REMOTE, PolicySettings
-from dzrobot.rollout.protocol import PROTOCOLS
+from dzrobot.rollout.protocol import DEFAULT, MOST_EPISODES, PROTOCOLS, EvalSpec
 
 WORKERS = min(2, os.cpu_count() or 1)
 """Simulators, unless the user chooses a number."""
@@ -53,13 +59,6 @@ _RESERVED = {
 """Keywords of ``gym.make`` that have a flag of their own."""
 
 _HISTORY: dict[str, History] = {"on": "recent", "off": "off", "recent": "recent", "grid": "grid"}
-
-_LOCAL = (
-    "dit_steps", "solver_steps", "video", "cfg_scale", "policy_seed", "compile", "graphs", "device",
-    "dtype",
-    "memory", "quantize", "cfg_devices", "revision",
-)  # fmt: skip
-"""Flags that a policy server decides for itself."""
 
 
 def add_what(group: Any) -> None:
@@ -79,6 +78,10 @@ def add_what(group: Any) -> None:
         "--tasks", type=flags.numbers, help="numbers of tasks, such as 0,1,5-7 (default: all)"
     )
     group.add_argument("--episodes", type=flags.whole(1), help="episodes per task")
+    group.add_argument(
+        "--first-episode", type=flags.whole(0, MOST_EPISODES), metavar="N",
+        help="number of each task's first episode; those before it are left out (default: 0)",
+    )  # fmt: skip
     group.add_argument("--max-steps", type=flags.whole(1), help="steps per episode")
     group.add_argument("--seed", type=flags.seed, default=0, help="of environments and keyed noise")
     group.add_argument(
@@ -226,64 +229,87 @@ def add_other_code(group: Any) -> None:
 
 
 def read_request(arguments: argparse.Namespace) -> EvaluationRequest:
-    """Return what the flags ask for.
+    """Return what is evaluated, as the flags say.
 
     Raises:
         ConfigError: flags that do not go together.
+        UnknownNameError: a name that does not exist.
     """
-    local = tuple(
-        f"--{name.replace('_', '-')}" for name in _LOCAL if vars(arguments)[name] is not None
+    said = {
+        "tasks": arguments.tasks,
+        "episodes": arguments.episodes,
+        "first_episode": arguments.first_episode,
+        "max_steps": arguments.max_steps,
+        "seed": arguments.seed,
+        "arguments": flags.keywords(arguments.env_arg, _RESERVED),
+    }
+    if is_default(arguments):
+        spec = replace(DEFAULT, **{k: v for k, v in said.items() if v is not None})
+    else:
+        spec = EvalSpec.named(arguments.protocol, arguments.suite or (), arguments.env, **said)
+    return EvaluationRequest(
+        spec=spec,
+        policy=_policy(arguments),
+        ablation=arguments.ablate_images,
+        batched=arguments.batch,
+        execution=_execution(arguments),
+        full_speed=arguments.full_speed,
     )
-    if arguments.server is not None or arguments.policy == REMOTE:
-        # Before these flags are read: they may not fit this machine.
-        refuse_local(local)
+
+
+def is_default(arguments: argparse.Namespace) -> bool:
+    """Return whether neither suite, environment nor protocol is named."""
+    return not (arguments.suite or arguments.env or arguments.protocol)
+
+
+def read_session(arguments: argparse.Namespace) -> EvaluationSession:
+    """Return how evaluations are run, as the flags of :func:`add_how` say."""
     drawing = render_variables(arguments.render_device)
     # Environments of this process as well.
     os.environ.update(drawing[0] if drawing else {})
+    window = arguments.batch_window_ms
     options = RunOptions(
         workers=WORKERS if arguments.workers is None else arguments.workers,
         videos=arguments.videos,
         predictions=None if arguments.predictions is None else arguments.predictions == "on",
         shard=arguments.shard,
-        batch_window_s=_batch_window(arguments),
+        batch_window_s=0.0 if window is None else float(window) / 1000,
         max_errors=arguments.max_errors,
         variables=drawing,
         allow_other_code=arguments.allow_other_code,
     )
-    return EvaluationRequest(
-        suites=arguments.suite or (),
-        env=arguments.env,
-        arguments=flags.keywords(arguments.env_arg, _RESERVED),
-        protocol=arguments.protocol,
-        tasks=arguments.tasks,
-        episodes=arguments.episodes,
-        max_steps=arguments.max_steps,
-        seed=arguments.seed,
-        checkpoint=arguments.checkpoint,
-        policy=arguments.policy,
-        server=arguments.server,
-        api_key_file=arguments.api_key_file,
-        settings=_policy_settings(arguments),
-        local_flags=local,
-        ablation=arguments.ablate_images,
-        batched=arguments.batch,
-        execution=_execution(arguments),
-        output=arguments.output,
+    return EvaluationSession(
+        console=Console(width=None if Console().is_terminal else 110, highlight=False),
         options=options,
-        ray=read_cluster(arguments.ray, arguments.actors),
         workers_given=arguments.workers is not None,
-        project=arguments.wandb or arguments.trackio,
-        full_speed=arguments.full_speed,
+        output=arguments.output,
         operator=read_operator(arguments),
+        ray=read_cluster(arguments.ray, arguments.actors),
+        project=arguments.wandb or arguments.trackio,
+        logger=logger_of(arguments),
     )
 
 
-def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
-    return PolicySettings(
+def _policy(arguments: argparse.Namespace) -> PolicySpec:
+    """Return who acts.
+
+    Raises:
+        UnknownNameError: ``--policy`` names nothing that is known.
+    """
+    named = arguments.policy
+    if named and PolicySpec(name=named).is_checkpoint:
+        raise UnknownNameError(
+            f"unknown policy {named!r}.{suggest(named, BUILT_IN)} Known: "
+            f"{', '.join(BUILT_IN)}, module:factory; a checkpoint is given with --checkpoint."
+        )
+    return PolicySpec(
+        name=arguments.checkpoint or named or (REMOTE if arguments.server else BUNDLED),
+        server=arguments.server,
+        api_key_file=arguments.api_key_file,
         privileged=arguments.privileged,
         embodiment=arguments.embodiment,
         server_actions=arguments.server_actions,
-        server_images=_server_images(arguments),
+        server_images=arguments.server_images or "raw",
         lerobot_python=arguments.lerobot_python,
         options=PolicyOptions(
             dit_steps=arguments.dit_steps,
@@ -299,37 +325,6 @@ def _policy_settings(arguments: argparse.Namespace) -> PolicySettings:
         ),
         **read_weights(arguments),
     )
-
-
-def _server_images(arguments: argparse.Namespace) -> Literal["raw", "jpeg", "zstd"]:
-    """Return how images are sent.
-
-    Raises:
-        ConfigError: nothing is sent.
-    """
-    chosen: Literal["raw", "jpeg", "zstd"] | None = arguments.server_images
-    if chosen is not None and arguments.server is None:
-        raise ConfigError(
-            f"--server-images {chosen} says how images are sent to a server: give its address "
-            "besides, --server ws://HOST:8000, or leave it out"
-        )
-    return chosen or "raw"
-
-
-def _batch_window(arguments: argparse.Namespace) -> float:
-    """Return the seconds of ``--batch-window-ms``.
-
-    Raises:
-        ConfigError: nothing is batched.
-    """
-    if arguments.batch_window_ms is None:
-        return 0.0
-    if not arguments.batch:
-        raise ConfigError(
-            "--batch-window-ms says how long an episode waits to share a call of the policy: give "
-            "--batch besides, or leave it out"
-        )
-    return float(arguments.batch_window_ms) / 1000
 
 
 def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
@@ -354,17 +349,95 @@ def _execution(arguments: argparse.Namespace) -> ExecutionOptions | None:
     return options if chosen else None
 
 
-def check_logger(arguments: argparse.Namespace) -> None:
-    """Refuse ``--wandb`` and ``--trackio`` without their packages, before anything is loaded.
+@dataclass(frozen=True)
+class Excluded:
+    """Flags that do not go together."""
+
+    given: tuple[str, ...]
+    """Said, all of them."""
+
+    message: str
+    """Names of flags in braces stand for what was said."""
+
+    unless: str | None = None
+    """One that has to be said besides; None: nothing would help."""
+
+
+_COMPARES = "it compares policies by itself"
+_HIDES = "a logger would show the names"
+_NOT_BLIND = {
+    "checkpoint": "it names the policies itself",
+    "policy": "it names the policies itself",
+    "server": "it takes the addresses of servers itself: --blind ws://A:8000 ws://B:8000",
+    "steps": _COMPARES,
+    "perturb": _COMPARES,
+    "against": _COMPARES,
+    "stop_early": _COMPARES,
+    "unattended": "a person judges",
+    "workers": "one arm takes one process",
+    "wandb": f"{_HIDES}; send the folders there afterwards",
+    "trackio": _HIDES,
+}
+"""Flags that do not go together with ``--blind``, and why."""
+
+_ONE_STUDY = "--steps, --perturb and --against each compare runs; give one of them"
+
+EXCLUDED = (
+    Excluded(
+        ("wandb", "trackio"),
+        "--wandb and --trackio: results are logged to one of them; leave one out",
+    ),
+    *(Excluded(two, _ONE_STUDY) for two in combinations(("steps", "perturb", "against"), 2)),
+    *(
+        Excluded(("blind", name), f"--blind without --{name.replace('_', '-')}: {why}")
+        for name, why in _NOT_BLIND.items()
+    ),
+    Excluded(
+        ("stop_early",), "--stop-early needs --against RESULTS, to know what to decide", "against"
+    ),
+    Excluded(
+        ("stop_early", "shard"),
+        "--stop-early looks at the pairs in their order: leave --shard out",
+    ),
+    Excluded(
+        ("steps",), "--steps needs --checkpoint RUN, the folder of a training run", "checkpoint"
+    ),
+    Excluded(("checkpoint", "policy"), "give --checkpoint or --policy, not both"),
+    # Before these flags are read: they may not fit this machine.
+    *(Excluded(("server", name), local_message(name)) for name in LOCAL),
+    Excluded(
+        ("server_images",),
+        "--server-images {server_images} says how images are sent to a server: give its address "
+        "besides, --server ws://HOST:8000, or leave it out",
+        "server",
+    ),
+    Excluded(
+        ("batch_window_ms",),
+        "--batch-window-ms says how long an episode waits to share a call of the policy: give "
+        "--batch besides, or leave it out",
+        "batch",
+    ),
+    Excluded(("actors",), "--actors says how many run on a Ray cluster: give --ray besides", "ray"),
+)
+"""All flags of evaluations that do not go together, whatever is evaluated."""
+
+_UNSAID: tuple[object, ...] = (None, False, [], (0, 1))
+"""Values of flags that were left out."""
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go together, and loggers that are not installed.
 
     Raises:
-        MissingDependencyError: the package is not installed.
-        ConfigError: both are asked for.
+        ConfigError: flags that do not go together.
+        MissingDependencyError: a logger is asked for whose package is not installed.
     """
-    if arguments.wandb is not None and arguments.trackio is not None:
-        raise ConfigError("--wandb and --trackio: results are logged to one of them; leave one out")
+    said = {name: value for name, value in vars(arguments).items() if value not in _UNSAID}
+    for rule in EXCLUDED:
+        if said.keys() >= {*rule.given} and rule.unless not in said:
+            raise ConfigError(rule.message.format(**said))
     for package in ("wandb", "trackio"):
-        if vars(arguments)[package] is not None:
+        if package in said:
             from dzrobot.training.run.loggers import check_package
 
             check_package(f"--{package}", package)

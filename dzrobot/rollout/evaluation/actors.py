@@ -23,14 +23,9 @@ from dzrobot import files
 from dzrobot.cluster import Cluster, Needs, own_error
 from dzrobot.errors import ProtocolError, printable
 from dzrobot.rollout.evaluation.card import refuse_other_code, refuse_unlike
-from dzrobot.rollout.evaluation.evaluate import (
-    Evaluation,
-    PreparedEvaluation,
-    RunOptions,
-    pool_opener,
-    prepare,
-)
-from dzrobot.rollout.policy_spec import PolicySettings
+from dzrobot.rollout.evaluation.evaluate import Opened, RunOptions, pool_opener, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import prediction_files
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
@@ -146,15 +141,15 @@ class EvaluationActor:
     """A policy and its simulators, in a process that Ray starts and starts again.
 
     Args:
-        evaluation: What is evaluated.
+        request: What is evaluated.
         options: How it is run.
         place: Current folder of the driver, where relative paths lead, if it is here too.
     """
 
-    def __init__(self, evaluation: Evaluation, options: RunOptions, place: Path) -> None:
+    def __init__(self, request: EvaluationRequest, options: RunOptions, place: Path) -> None:
         if place.is_dir():
             os.chdir(place)
-        self._evaluation = evaluation
+        self._request = request
         self._options = replace(options, variables=_own_variables(options.variables))
         if self._options.variables and not options.workers:
             os.environ.update(self._options.variables[0])
@@ -162,20 +157,19 @@ class EvaluationActor:
         self._folder = self._folder_lock.enter_context(own_folder(Path(tempfile.gettempdir())))
         self._queue = _FedQueue(self._folder)
         self._preparing = Lock()
-        self._prepared: PreparedEvaluation | None = None
+        self._prepared: Opened | None = None
         # The kernel kills workers that outlive the thread which started them: this one stays.
         self._thread = ThreadPoolExecutor(1)
         self._running: Future[None] | None = None
 
-    def prepare(self) -> PreparedEvaluation:
+    def prepare(self) -> Opened:
         """Load all that is needed, once; return it without the policy itself."""
         with self._preparing:
             if self._prepared is None:
-                prepared = prepare(self._evaluation)
+                prepared = prepare(self._request)
                 opener = pool_opener(prepared, self._options)
                 self._running = self._thread.submit(self._run, opener)
-                ready = replace(prepared.ready, policy=None, round_trips=str)
-                self._prepared = replace(prepared, ready=ready)
+                self._prepared = prepared.elsewhere()
             return self._prepared
 
     def play(self, case: EpisodeSpec) -> _Delivery | None:
@@ -223,18 +217,18 @@ class ActorGroup:
 
     Args:
         cluster: Where they run.
-        evaluation: What is evaluated.
+        request: What is evaluated.
         options: How; ``workers`` are those of each actor.
 
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together; or no actor starts.
     """
 
-    def __init__(self, cluster: Cluster, evaluation: Evaluation, options: RunOptions) -> None:
+    def __init__(self, cluster: Cluster, request: EvaluationRequest, options: RunOptions) -> None:
         self._ray = cluster.ray
         self._output = Path()
         self._capacity = max(1, options.workers)
-        needs = needs_of(evaluation.policy, options.workers)
+        needs = needs_of(request.policy, options.workers)
         # Threads: one for each case, and those of a case that was given out twice.
         kind = cluster.remote(
             EvaluationActor,
@@ -251,23 +245,23 @@ class ActorGroup:
             variables=options.variables,
         )
         self._seats = [
-            _Seat(kind.remote(evaluation, own, Path.cwd())) for _ in range(cluster.room(needs))
+            _Seat(kind.remote(request, own, Path.cwd())) for _ in range(cluster.room(needs))
         ]
         self._pending: dict[Any, tuple[_Seat, EpisodeSpec | None]] = {}
         for seat in self._seats:
             self._call_ready(seat)
-        self._first: PreparedEvaluation | None = None
+        self._first: Opened | None = None
         while self._first is None:
             assert not list(self._arrived()), "no case was given out"
 
     @property
-    def prepared(self) -> PreparedEvaluation:
-        """What is evaluated, as the first actor has prepared it; without the policy."""
+    def opened(self) -> Opened:
+        """What is evaluated, as the first actor has opened it; without the policy."""
         assert self._first is not None, "waited for"
         return self._first
 
     @contextmanager
-    def opened(self, output: Path) -> Iterator["ActorGroup"]:
+    def engine(self, output: Path) -> Iterator["ActorGroup"]:
         """Yield this as the engine whose files go to ``output``; in the end, the actors end."""
         self._output = output
         try:
@@ -353,7 +347,7 @@ class ActorGroup:
         asked = seat.handle.prepare.options(max_task_retries=-1).remote()
         self._pending[asked] = seat, None
 
-    def _admit(self, seat: _Seat, prepared: PreparedEvaluation) -> None:
+    def _admit(self, seat: _Seat, prepared: Opened) -> None:
         """Let a prepared actor run cases.
 
         Raises:
@@ -377,7 +371,7 @@ class ActorGroup:
                         files.append_line(self._output / RUNS_FILE, line)
 
 
-def needs_of(policy: PolicySettings, workers: int) -> Needs:
+def needs_of(policy: PolicySpec, workers: int) -> Needs:
     """Return what an actor occupies: a GPU for each of its devices, else its workers' CPUs."""
     used = {one for one in (policy.device, policy.cfg_device) if one not in (None, "cpu")}
     return Needs(cpus=0 if used else max(1, workers), gpus=len(used))

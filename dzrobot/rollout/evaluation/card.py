@@ -5,10 +5,10 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,6 +25,9 @@ from dzrobot.rollout.records import RECORDS_FILE, storing
 
 CARD_FILE = "card.json"
 CASES_FILE = "cases.jsonl"
+
+REQUEST = "request"
+"""Field of a card that says how to run the evaluation again."""
 
 FORMAT = 1
 
@@ -59,21 +62,50 @@ class AssetsOfSuite(BaseModel):
     altered: list[str]
 
 
+@dataclass(frozen=True)
+class MayDiffer:
+    """A field of a card in which two results may differ that are compared."""
+
+    on_request: bool = False
+    """Only where that is what is compared."""
+
+    mixed: bool = False
+    """Also within one folder: results do not depend on it, or it is checked in its own way."""
+
+
 class Card(BaseModel):
-    """What is read of a card; the rest of it is compared, never used."""
+    """What is read of a card, and in what two may differ; the rest is compared, never used."""
 
     # Another version may write more fields: then the comparison names them.
     model_config = ConfigDict(extra="allow", frozen=True)
 
     format: Literal[1]
     protocol: str
-    changes: list[str]
+    changes: Annotated[list[str], MayDiffer()]
     suites: dict[str, dict[str, Any]]
-    policy: dict[str, Any]
+    policy: Annotated[dict[str, Any], MayDiffer()]
     versions: dict[str, str] = {}
     assets: dict[str, AssetsOfSuite]
     episodes: Count
     cases_sha256: str
+    execution: Annotated[dict[str, Any] | None, MayDiffer(on_request=True)] = None
+    perturbation: Annotated[dict[str, Any] | None, MayDiffer(on_request=True)] = None
+    request: Annotated[dict[str, Any] | None, MayDiffer(mixed=True)] = None
+    """How to run the evaluation again; see `EvaluationRequest.of`."""
+
+
+def may_differ(*requested: str) -> tuple[str, ...]:
+    """Return the fields in which the cards of compared results may differ.
+
+    Args:
+        requested: Fields that are compared, of those that may differ on request alone.
+    """
+    found = []
+    for name, known in Card.model_fields.items():
+        for rule in known.metadata:
+            if isinstance(rule, MayDiffer) and (not rule.on_request or name in requested):
+                found.append(name)
+    return tuple(found)
 
 
 def build_card(
@@ -302,10 +334,13 @@ def _places(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conditions(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a card says besides the code."""
+    """Return what a card says besides the code and how to run it again."""
     plain: dict[str, Any] = json.loads(json.dumps(card))
     for part in _places(plain).values():
         part.pop(CODE, None)
+    for name, known in Card.model_fields.items():
+        if any(isinstance(rule, MayDiffer) and rule.mixed for rule in known.metadata):
+            plain.pop(name, None)
     return plain
 
 

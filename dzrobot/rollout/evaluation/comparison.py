@@ -14,6 +14,7 @@ from dzrobot.rollout.evaluation.card import (
     Codes,
     codes_of,
     listed,
+    may_differ,
     other_code,
     read_card,
     read_cases,
@@ -34,11 +35,8 @@ from dzrobot.rollout.perturbation import PERTURBATION
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record, RecordFile
 
-COMPARED = ("policy", "changes")
-"""Fields of a card that may differ: they are what is compared."""
-
 EXECUTION = "execution"
-"""One that may differ on request."""
+"""Field of a card that says how plans are executed that take time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +170,7 @@ def compare(
         raise ConfigError("give two or more results folders to compare")
     first, *others = runs
     allowed = {EXECUTION: any_execution, PERTURBATION: any_perturbation}
-    left_out = (*COMPARED, *(name for name, wanted in allowed.items() if wanted))
+    left_out = may_differ(*(name for name, wanted in allowed.items() if wanted))
     for other in others:
         check_same_conditions(first, other.card, f"in {other.name}", left_out)
     shared = [[name for name in first.finished if name in other.finished] for other in others]
@@ -198,7 +196,7 @@ def compare(
 
 
 def check_same_conditions(
-    first: Results, card: Mapping[str, Any], where: str, left_out: Sequence[str] = COMPARED
+    first: Results, card: Mapping[str, Any], where: str, left_out: Sequence[str] = may_differ()
 ) -> None:
     """Check that an evaluation has the conditions of ``first``.
 

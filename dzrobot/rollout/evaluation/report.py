@@ -1,7 +1,6 @@
 """From records to a table: rates, their uncertainty, and what is still missing."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -371,9 +370,28 @@ def _measured(steps: int, one: Measures) -> dict[str, float | None]:
     return {name: value for name, value in {**vars(one), **derived}.items() if name in AVERAGED}
 
 
-def folder_name(suites: Sequence[str] | None, env: str) -> str:
-    """Return what a folder of results is called after: suites, or the last part of an id."""
-    return "-".join(suites or ()) or re.split("[/:]", env)[-1]
+def scores_table(title: str, column: str, scores: Mapping[str, Score]) -> Table:
+    """Return scores as a table, one line each.
+
+    Args:
+        title: Of the table.
+        column: Heading of the names.
+        scores: By name.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column(column, overflow="fold")
+    for name in ("success", "rate", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, score in scores.items():
+        rate = 100 * score.successes / score.episodes if score.episodes else float("nan")
+        low, high = score.interval
+        table.add_row(
+            name,
+            f"{score.successes}/{score.episodes}",
+            f"{rate:.1f}",
+            f"{100 * low:.1f} to {100 * high:.1f}",
+        )
+    return table
 
 
 def print_conclusion(

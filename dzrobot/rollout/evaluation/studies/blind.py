@@ -28,19 +28,14 @@ from dzrobot.rollout.evaluation.comparison import (
     print_comparison,
     read_results,
 )
-from dzrobot.rollout.evaluation.evaluate import (
-    EvalProgress,
-    PreparedEvaluation,
-    RunOptions,
-    evaluate,
-    prepare,
-)
-from dzrobot.rollout.evaluation.report import Score, print_card, summarize
-from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.evaluate import EvalProgress, Opened, RunOptions, evaluate, prepare
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.report import Score, print_card, scores_table, summarize
+from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.candidates import (
+    Candidate,
     candidate_folders,
     read_candidates,
-    scores_table,
 )
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import EpisodeSpec
@@ -149,27 +144,30 @@ class _Blind:
     """A blind evaluation that is ready to run."""
 
     trials: BlindEvaluation
-    candidates: tuple[PreparedEvaluation, ...]
+    candidates: tuple[Opened, ...]
     options: RunOptions
 
     @property
     def planned(self) -> list[Trial]:
-        return list(self.trials.trials(self.candidates[0].cases))
+        return list(self.trials.trials(self.candidates[0].plan.cases))
 
     def waiting(self) -> list[Trial]:
         """Return the trials without a result, in their order."""
         records = [
-            RecordFile(self.trials.place(policy), own.cases, writable=False)
+            RecordFile(self.trials.place(policy), own.plan.cases, writable=False)
             for policy, own in enumerate(self.candidates)
         ]
         return [t for t in self.planned if not records[t.policy].has_result(t.case.name)]
 
 
-def evaluate_blind(session: EvaluationSession, names: Sequence[str]) -> int:
+def evaluate_blind(
+    session: EvaluationSession, request: EvaluationRequest, names: Sequence[str]
+) -> int:
     """Run the trials that have no result, reveal who was who, and return the exit code.
 
     Args:
-        session: Its request names the output folder.
+        session: Says where the results go, and how they are run.
+        request: What all have in common.
         names: Of the policies.
 
     Raises:
@@ -177,22 +175,18 @@ def evaluate_blind(session: EvaluationSession, names: Sequence[str]) -> int:
         ProtocolError: the folder holds something else, or the policies are not evaluated alike.
         StoppedError: the arm was stopped; what was finished before is kept.
     """
-    console, output = session.console, session.request.output
     if len(names) < 2:
         raise ConfigError("--blind compares: name two or more policies")
-    if session.cluster is not None or session.request.options.shard != (0, 1):
+    if session.cluster is not None or session.options.shard != (0, 1):
         raise ConfigError("one arm takes one process: leave out --ray and --shard")
-    if output is None:
-        raise ConfigError("--blind writes several folders: choose their parent with --output DIR")
-    candidates = read_candidates(names, lambda folder: output / folder)
-    prepared = _prepared(console, session.request, candidates)
+    console, output = session.console, session.parent("--blind")
+    prepared = _opened(session, read_candidates(request, names, lambda folder: output / folder))
     print_card(console, prepared[0].card, output)
     with locked(output):
         folder = BlindEvaluation.at(output, names, candidate_folders(names))
-        options = replace(session.request.options, workers=0)
-        blind = _Blind(trials=folder, candidates=prepared, options=options)
+        blind = _Blind(trials=folder, candidates=prepared, options=session.options)
         if blind.waiting():
-            _run(session.request.operator, blind)
+            _run(session.operator, blind)
         if left := len(blind.waiting()):
             console.print(
                 f"{left} of {len(blind.planned)} trials have no result yet; the names stay hidden "
@@ -204,34 +198,31 @@ def evaluate_blind(session: EvaluationSession, names: Sequence[str]) -> int:
     return 0
 
 
-def _prepared(
-    console: Console, request: EvaluationRequest, candidates: dict[str, Variant]
-) -> tuple[PreparedEvaluation, ...]:
+def _opened(session: EvaluationSession, candidates: dict[str, Candidate]) -> tuple[Opened, ...]:
     """Load every policy; check that an arm is moved, and that all are evaluated alike."""
-    resolved = [request.varied(own).resolved() for own in candidates.values()]
-    for line in dict.fromkeys(line for one in resolved for line in one.notes):
-        console.print(line, soft_wrap=True, markup=False)
-    found = tuple(prepare(one.evaluation) for one in resolved)
+    found = tuple(prepare(one.request) for one in candidates.values())
+    for line in dict.fromkeys(line for one in found for line in one.plan.notes):
+        session.say(line)
     first, *others = found
-    if not first.moves_an_arm:
+    if not first.plan.moves_an_arm:
         raise ConfigError(
             "--blind is for an arm, beside which a person judges; simulators judge by themselves: "
             "use `dzrobot sweep`"
         )
     name, *rest = candidates
-    base = Results(folder=Path(name), card=first.card, cases=first.cases, records={})
+    base = Results(folder=Path(name), card=first.card, cases=first.plan.cases, records={})
     for other, own in zip(rest, others, strict=True):
         check_same_conditions(base, own.card, f"of {other}")
-        if own.arguments != first.arguments:
+        if own.plan.arguments != first.plan.arguments:
             raise ConfigError(
-                f"{name} and {other} need the environment made differently: {first.arguments} and "
-                f"{own.arguments}; evaluate them apart"
+                f"{name} and {other} need the environment made differently: "
+                f"{first.plan.arguments} and {own.plan.arguments}; evaluate them apart"
             )
     return found
 
 
 def _run(operator: OperatorOptions, blind: _Blind) -> None:
-    first = blind.candidates[0]
+    first = blind.candidates[0].plan
     case = first.cases[0]
     log = operator.log or blind.trials.folder / "operator.jsonl"
     with attended(replace(operator, title="dzrobot eval --blind", log=log)) as people:

@@ -1,26 +1,27 @@
 """Several policies on the same episodes: checkpoints of a training run, or a sweep."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import (
     STEPS_FILE,
     SWEEP_FILE,
-    Score,
     StepScore,
     Summary,
     Sweep,
     SweepScore,
-    folder_name,
     logged_step,
     print_conclusion,
+    scores_table,
 )
-from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.policy_spec import REMOTE, PolicySpec
 from dzrobot.rollout.protocol import plan_episodes
 
@@ -33,12 +34,25 @@ CONFIRMATION = "confirmation"
 _SERVERS = ("ws://", "wss://", "zmq://")
 
 
+class Candidate(NamedTuple):
+    """One of several evaluations."""
+
+    request: EvaluationRequest
+    folder: Path
+    """Of its results."""
+
+
 def read_candidates(
-    names: Sequence[str], place: Callable[[str], Path], *, taken: Sequence[str] = ()
-) -> dict[str, Variant]:
+    request: EvaluationRequest,
+    names: Sequence[str],
+    place: Callable[[str], Path],
+    *,
+    taken: Sequence[str] = (),
+) -> dict[str, Candidate]:
     """Return what is evaluated, by the name that was given.
 
     Args:
+        request: What all have in common.
         names: Checkpoints, policies, or addresses of servers.
         place: Returns the results folder of one, given a name for it.
         taken: Names that no folder may have.
@@ -46,20 +60,20 @@ def read_candidates(
     Raises:
         ConfigError: one is given twice, or cannot be one of several.
     """
-    found: dict[str, Variant] = {}
+    found: dict[str, Candidate] = {}
     for name, folder in zip(names, candidate_folders(names, taken), strict=True):
         if name in found:
             raise ConfigError(f"{name} is given twice; keep one")
         if name == REMOTE:
             raise ConfigError(f"{REMOTE} is one of several by its server's address: ws://HOST:PORT")
-        found[name] = Variant.model_validate({**_policy(name), "output": place(folder)})
+        is_server = name.startswith(_SERVERS)
+        policy = replace(
+            request.policy,
+            name=REMOTE if is_server else name,
+            server=name if is_server else None,
+        )
+        found[name] = Candidate(replace(request, policy=policy), place(folder))
     return found
-
-
-def _policy(name: str) -> dict[str, str]:
-    if name.startswith(_SERVERS):
-        return {"policy": REMOTE, "server": name}
-    return {"checkpoint" if PolicySpec(name=name).is_checkpoint else "policy": name}
 
 
 def candidate_folders(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
@@ -82,54 +96,32 @@ def _whole(name: str) -> str:
     return PolicySpec(name="-".join(parts)).label
 
 
-def scores_table(title: str, column: str, scores: Mapping[str, Score]) -> Table:
-    """Return scores as a table, one line each.
-
-    Args:
-        title: Of the table.
-        column: Heading of the names.
-        scores: By name.
-    """
-    table = Table(title=title, title_justify="left")
-    table.add_column(column, overflow="fold")
-    for name in ("success", "rate", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, score in scores.items():
-        rate = 100 * score.successes / score.episodes if score.episodes else float("nan")
-        low, high = score.interval
-        table.add_row(
-            name,
-            f"{score.successes}/{score.episodes}",
-            f"{rate:.1f}",
-            f"{100 * low:.1f} to {100 * high:.1f}",
-        )
-    return table
-
-
-def evaluate_steps(session: EvaluationSession, steps: Mapping[int, Path], run: Path) -> int:
+def evaluate_steps(
+    session: EvaluationSession, request: EvaluationRequest, steps: Mapping[int, Path]
+) -> int:
     """Evaluate training checkpoints on the same episodes; return the exit code.
 
     The table is printed, and kept in the results folder.
 
     Args:
         session: Runs the evaluations.
+        request: What they have in common; its policy is the folder of the training run.
         steps: Checkpoint of each training step.
-        run: Folder of the training run.
     """
-    request = session.request
-    whole = request.output or run / "evaluations" / folder_name(
-        request.suites, request.env or "lift"
-    )
+    run = Path(request.policy.name)
+    whole = session.output or run / "evaluations" / request.spec.label
     candidates = {
-        f"step {step}": Variant(
-            checkpoint=str(path), output=whole / f"step_{step:08d}", is_tracked=False
+        f"step {step}": Candidate(
+            replace(request, policy=replace(request.policy, name=str(path))),
+            whole / f"step_{step:08d}",
         )
         for step, path in steps.items()
     }
     scores: list[StepScore] = []
     complete = True
-    with session.logger(request.project, whole, {"checkpoint": request.checkpoint}) as log:
-        for step, summary in zip(steps, _evaluated(session, candidates), strict=True):
+    with session.logger(session.project, whole, {"checkpoint": request.policy.name}) as log:
+        evaluated = _evaluated(session, candidates, is_tracked=False)
+        for step, summary in zip(steps, evaluated, strict=True):
             score = StepScore.of(summary, step=step)
             scores.append(score)
             complete = complete and summary.complete
@@ -148,17 +140,23 @@ def evaluate_steps(session: EvaluationSession, steps: Mapping[int, Path], run: P
 
 
 def evaluate_sweep(
-    session: EvaluationSession, candidates: Mapping[str, Variant], confirmed: Variant | None
+    session: EvaluationSession, candidates: Mapping[str, Candidate], confirmed: int | None
 ) -> int:
     """Evaluate policies on the same episodes, and the best of them on others; return the exit code.
 
     Args:
-        session: Runs the evaluations; its request names the output folder.
-        candidates: What each policy has of its own, by name.
-        confirmed: What the confirmation of the best has of its own; None: there is none.
+        session: Runs the evaluations.
+        candidates: Evaluation of each policy, by name.
+        confirmed: Episodes per task of the confirmation. None: as many as in the sweep; 0: there
+            is none.
+
+    Raises:
+        ConfigError: no output folder.
+        ProtocolError: the protocol has no other episodes; raised before hours of work.
     """
-    console, output = session.console, session.request.output
-    assert output is not None, "checked beforehand"
+    console, output = session.console, session.parent("a sweep")
+    for one in candidates.values() if confirmed != 0 else ():
+        plan_episodes(_confirmation(one.request, confirmed).spec)
     scores: list[SweepScore] = []
     complete = True
     for name, summary in zip(candidates, _evaluated(session, candidates), strict=True):
@@ -173,48 +171,30 @@ def evaluate_sweep(
     scores = [score.model_copy(update={"selected": score is best}) for score in scores]
     _print_selection(console, scores, best)
     _write(output, scores, None)
-    if confirmed is None:
+    if confirmed == 0:
         return 0
     console.print(f"{CONFIRMATION}: {best.policy}, on other episodes", markup=False)
-    own = candidates[best.policy].model_copy(
-        update=confirmed.model_dump(include={"output", "episodes", "first_episode"})
-    )
-    done = session.run(own)
+    own = _confirmation(candidates[best.policy].request, confirmed)
+    done = session.run(own, output / CONFIRMATION)
     _write(output, scores, SweepScore.of(done.summary, policy=best.policy))
     return print_conclusion(console, done.summary, done.folder, done.title)
 
 
-def confirmation(request: EvaluationRequest, first: Variant, wanted: int | None) -> Variant | None:
-    """Return what the confirmation of a sweep has of its own; None: there is none.
-
-    Args:
-        request: Of the sweep.
-        first: One of its candidates.
-        wanted: Episodes per task; None: as many as in the sweep, 0: no confirmation.
-
-    Raises:
-        ProtocolError: the protocol has no other episodes; raised before hours of work.
-    """
-    if wanted == 0:
-        return None
-    assert request.output is not None, "checked beforehand"
-    spec = request.varied(first).resolved().evaluation.spec
+def _confirmation(request: EvaluationRequest, wanted: int | None) -> EvaluationRequest:
+    """Return the same on the episodes that follow those of the sweep."""
+    spec = request.spec
     swept = spec.protocol.episodes if spec.episodes is None else spec.episodes
-    confirmed = Variant(
-        output=request.output / CONFIRMATION,
-        episodes=swept if wanted is None else wanted,
-        first_episode=swept,
-    )
-    own = first.model_copy(update=confirmed.model_dump(exclude_none=True))
-    plan_episodes(request.varied(own).resolved().evaluation.spec)
-    return confirmed
+    episodes, first = swept if wanted is None else wanted, spec.first_episode + swept
+    return replace(request, spec=replace(spec, episodes=episodes, first_episode=first))
 
 
-def _evaluated(session: EvaluationSession, candidates: Mapping[str, Variant]) -> Iterator[Summary]:
+def _evaluated(
+    session: EvaluationSession, candidates: Mapping[str, Candidate], *, is_tracked: bool = True
+) -> Iterator[Summary]:
     """Evaluate one after the other; yield what was found of each."""
-    for name, variant in candidates.items():
-        session.console.print(name, highlight=False, markup=False, soft_wrap=True)
-        yield session.run(variant).summary
+    for name, one in candidates.items():
+        session.say(name)
+        yield session.run(one.request, one.folder, is_tracked=is_tracked).summary
 
 
 def _print_selection(console: Console, scores: Sequence[SweepScore], best: SweepScore) -> None:

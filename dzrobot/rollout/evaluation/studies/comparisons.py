@@ -18,9 +18,9 @@ from dzrobot.rollout.evaluation.comparison import (
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.report import Score, print_conclusion
-from dzrobot.rollout.evaluation.request import EvaluationSession, Variant
-from dzrobot.rollout.evaluation.studies.candidates import scores_table
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.report import Score, print_conclusion, scores_table
+from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 
 UNPERTURBED = "unperturbed"
@@ -70,11 +70,14 @@ class Baseline:
         )  # fmt: skip
 
 
-def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool) -> int:
+def evaluate_against(
+    session: EvaluationSession, request: EvaluationRequest, base: Path, *, stop_early: bool
+) -> int:
     """Evaluate, and compare with the earlier results in ``base``; return the exit code.
 
     Args:
         session: Runs the evaluation.
+        request: What is evaluated.
         base: Results of the same episodes.
         stop_early: Whether the run ends once the difference is decided.
 
@@ -82,7 +85,7 @@ def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool
         ProtocolError: there are no results in ``base``, or under other conditions.
     """
     baseline = Baseline(read_results(base), stop_early)
-    done = session.run(ending=baseline.options)
+    done = session.run(request, ending=baseline.options)
     own = read_results(done.folder)
     code = print_conclusion(
         session.console, done.summary, done.folder, done.title, enough=baseline.decided(own)
@@ -91,11 +94,14 @@ def evaluate_against(session: EvaluationSession, base: Path, *, stop_early: bool
     return code
 
 
-def evaluate_perturbed(session: EvaluationSession, axes: Sequence[str]) -> int:
+def evaluate_perturbed(
+    session: EvaluationSession, request: EvaluationRequest, axes: Sequence[str]
+) -> int:
     """Evaluate the same episodes unperturbed and perturbed; print the pairs; return the exit code.
 
     Args:
         session: Runs the evaluations.
+        request: What they have in common.
         axes: Perturbations, each as ``AXIS`` or ``AXIS:LEVEL``.
 
     Raises:
@@ -104,15 +110,13 @@ def evaluate_perturbed(session: EvaluationSession, axes: Sequence[str]) -> int:
     perturbations = [Perturbation.read(text) for text in axes]
     if len(set(perturbations)) < len(perturbations):
         raise ConfigError("--perturb names one axis and level twice; keep one")
-    output, console = session.request.output, session.console
-    if output is None:
-        raise ConfigError("--perturb writes several folders: choose their parent with --output DIR")
+    output, console = session.parent("--perturb"), session.console
     folders, complete = [], True
     for perturbation in (None, *perturbations):
         text = None if perturbation is None else perturbation.text
         name = UNPERTURBED if text is None else text.replace(":", "-")
         console.print(name, markup=False)
-        done = session.run(Variant(output=output / name, perturbation=text))
+        done = session.run(replace(request, perturbation=perturbation), output / name)
         folders.append(done.folder)
         complete = complete and done.summary.complete
     runs = [read_results(folder) for folder in folders]

@@ -18,8 +18,9 @@ from dzrobot.files import write_bytes, write_json
 from dzrobot.plots import drawn, new_plot
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
+from dzrobot.rollout.evaluation.plan import EvaluationRequest
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.request import EvaluationRequest, EvaluationSession, Variant
+from dzrobot.rollout.evaluation.runner import EvaluationSession
 
 CURVE_FILE = "curve.json"
 
@@ -90,11 +91,10 @@ def evaluate_curve(
     """Evaluate every set; return the points, None where an episode has no result yet.
 
     Args:
-        session: Runs the evaluations; its request names the output folder.
+        session: Runs the evaluations.
         sets: What is evaluated; the first one is what the others are compared with.
     """
-    output = session.request.output
-    assert output is not None, "checked beforehand"
+    output = session.parent("a curve")
     still: list[Results] = []
     timed: dict[str, Results] = {}
     for one in sets:
@@ -125,7 +125,7 @@ def evaluate_curve(
 def _results(
     session: EvaluationSession, request: EvaluationRequest, folder: Path
 ) -> Results | None:
-    done = replace(session, request=request).run(Variant(output=folder, is_tracked=False))
+    done = session.run(request, folder, is_tracked=False)
     return read_results(done.folder) if done.summary.complete else None
 
 

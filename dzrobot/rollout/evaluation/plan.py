@@ -1,0 +1,363 @@
+"""From what is asked for to a plan: every name becomes a value, once, before a weight is read.
+
+An environment is made and looked at once, and a checkpoint opened once; what they say stays in the
+plan. See :mod:`~dzrobot.rollout.evaluation.evaluate` for what is done with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from dzrobot.code_identity import CODE, code_with
+from dzrobot.documents import validated
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.rollout.asynchronous.execution import ZERO, ExecutionOptions, schedule
+from dzrobot.rollout.environment import (
+    accepts_same,
+    at_full_speed,
+    check_fits,
+    environment_arguments,
+    look_at,
+    looking_at,
+    modules_of,
+    protocol_arguments,
+)
+from dzrobot.rollout.evaluation.card import REQUEST, build_card
+from dzrobot.rollout.facts import EnvironmentFacts, facts_of
+from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
+from dzrobot.rollout.policy_spec import (
+    BUNDLED,
+    REMOTE,
+    LoadedPolicy,
+    PolicySpec,
+    ResolvedPolicy,
+    refuse_local,
+    resolve_policy,
+)
+from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes
+
+if TYPE_CHECKING:
+    from dzrobot.rollout.asynchronous.execution import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """What is evaluated; with the versions installed, it fixes the results."""
+
+    spec: EvalSpec
+    """Which episodes, by which rules."""
+
+    policy: PolicySpec = field(default_factory=PolicySpec)
+    """Who acts."""
+
+    ablation: Ablation = "none"
+    """What is done to the images that the policy sees, to show that it looks."""
+
+    perturbation: Perturbation | None = None
+    """What makes the episodes harder than the protocol's. None: nothing."""
+
+    batched: bool = False
+    """Whether the policy acts for several episodes in one call; the last bits then vary."""
+
+    execution: ExecutionOptions | None = None
+    """How plans are executed that take time to make. None: time stands still meanwhile."""
+
+    full_speed: bool = False
+    """Whether a policy may drive a real arm at full speed."""
+
+    def written(self) -> dict[str, Any] | None:
+        """Return this as plain values; None where an environment is given what no file can hold."""
+        try:
+            plain: dict[str, Any] = _REQUEST.dump_python(self, mode="json")
+        except PydanticSerializationError:
+            return None
+        return plain
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Self:
+        """Return what was asked for when ``card`` was written.
+
+        Raises:
+            ProtocolError: the card does not say it: it is an earlier version's, or an environment
+                was given what no file can hold.
+        """
+        written = card.get(REQUEST)
+        if written is None:
+            raise ProtocolError(
+                "this card does not say how to run the evaluation again: it is of an earlier "
+                "version, or its environment was given a value that a file cannot hold"
+            )
+        return validated(written, cls, f"{REQUEST} on the card", ProtocolError)
+
+
+_REQUEST: TypeAdapter[EvaluationRequest] = TypeAdapter(EvaluationRequest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An evaluation whose names were looked up: everything exists and fits; nothing is loaded."""
+
+    request: EvaluationRequest
+    """What was asked for, with the default policy and its arguments filled in."""
+
+    cases: tuple[EpisodeSpec, ...]
+    """Every episode, in order."""
+
+    arguments: Mapping[str, Mapping[str, Any]]
+    """Keyword arguments beyond the task, by environment."""
+
+    facts: Mapping[str, EnvironmentFacts]
+    """What the environments say of themselves, by name."""
+
+    found: ResolvedPolicy
+    """The policy, its robot and its checkpoint, opened."""
+
+    schedule: "Schedule | None"
+    """How plans are executed, where time passes while they are made."""
+
+    changes: tuple[str, ...]
+    """How this differs from the named protocol, one sentence each."""
+
+    notes: tuple[str, ...] = ()
+    """Which defaults were taken, for the user."""
+
+    @property
+    def moves_an_arm(self) -> bool:
+        """Whether an environment drives an arm, real or emulated."""
+        return any(facts.moves_an_arm for facts in self.facts.values())
+
+    def card(self, ready: LoadedPolicy) -> dict[str, Any]:
+        """Return this plan written down, with what the policy says of itself.
+
+        Args:
+            ready: The policy, loaded.
+        """
+        request = self.request
+        behavior = {**ready.card, "embodiment": ready.robot.tag, "ablation": request.ablation}
+        if request.batched:
+            behavior["batched"] = True
+        spec = replace(request.spec, policy_changes=self.changes)
+        card = build_card(spec, self.cases, behavior, self.arguments, self.facts)
+        if request.perturbation is not None:
+            card[PERTURBATION] = request.perturbation.card()
+        if self.schedule is not None:
+            card["execution"] = self.schedule.card()
+        card[CODE] = [code_with(self._modules(ready)).plain()]
+        if (written := request.written()) is not None:
+            card[REQUEST] = written
+        return card
+
+    def _modules(self, ready: LoadedPolicy) -> Iterator[str]:
+        """Yield the modules that a user has named: of environments, the robot and the policy."""
+        for name in self.facts:
+            yield from modules_of(name)
+        for reference in (self.request.policy.name, self.request.policy.embodiment or ""):
+            yield reference.partition(":")[0]
+        yield type(ready.policy).__module__
+
+
+Exclusion = tuple[Callable[..., bool], str]
+"""When options do not go together, and the message."""
+
+_ASKED: tuple[Exclusion, ...] = (
+    (
+        lambda request: (request.policy.name == REMOTE) != (request.policy.server is not None),
+        "--policy remote and --server URL go together, without another policy",
+    ),
+    (
+        lambda request: request.batched and request.execution is not None,
+        "--batch acts for several episodes in one call, whose plans are then due together: "
+        "leave out --batch, or --execution and --latency",
+    ),
+)
+
+_OF_AN_ARM: tuple[Exclusion, ...] = (
+    (
+        lambda request: request.execution is not None and request.execution.latency is not None,
+        "an arm moves in real time: leave --latency out; it is for simulators",
+    ),
+)
+
+
+def refuse_excluded(table: Sequence[Exclusion], *asked: object) -> None:
+    """Raise where options do not go together.
+
+    Args:
+        table: What is excluded.
+        asked: What its conditions take.
+
+    Raises:
+        ConfigError: with the message of the first row that applies.
+    """
+    for applies, message in table:
+        if applies(*asked):
+            raise ConfigError(message)
+
+
+def plan(request: EvaluationRequest) -> Plan:
+    """Return the plan of what is asked for.
+
+    Raises:
+        DzrobotError: something is unknown, missing, or does not fit together.
+    """
+    refuse_excluded(_ASKED, request)
+    if request.policy.name == REMOTE:
+        refuse_local(request.policy)
+    request, notes = with_bundled(request)
+    spec, policy = request.spec, request.policy
+    cases = plan_episodes(spec)
+    firsts = {case.env: case for case in reversed(cases)}
+    names = list(dict.fromkeys(case.env for case in cases))
+    found, facts, arguments = _looked(request, {name: firsts[name] for name in names})
+    first = facts[names[0]]
+    if first.is_real and not arguments[names[0]].get("full_speed"):
+        notes.append(
+            "Every step runs at the workcell's slow_pace, as in a first trial; --full-speed "
+            "lets the policy drive as fast as it commands."
+        )
+    refuse_excluded(_OF_AN_ARM if first.moves_an_arm else (), request)
+    timed = _schedule(request, first, found.robot)
+    if request.perturbation is not None:
+        for name, own in facts.items():
+            request.perturbation.check(name, own.perturbations)
+    settled = _settled(policy.options, spec, found.robot, timed)
+    planned = Plan(
+        request=request,
+        cases=cases,
+        arguments=arguments,
+        facts=facts,
+        found=replace(found, spec=replace(policy, options=settled)),
+        schedule=timed,
+        changes=tuple(_changes(request, found.robot, timed)),
+        notes=tuple(notes),
+    )
+    planned.found.check()
+    return planned
+
+
+def _looked(
+    request: EvaluationRequest, firsts: Mapping[str, EpisodeSpec]
+) -> tuple[ResolvedPolicy, dict[str, EnvironmentFacts], dict[str, dict[str, Any]]]:
+    """Return the policy, and facts and arguments of every environment; each is made once.
+
+    Once more is only made what has to be made differently for the robot that the policy acts as.
+    Wrong arguments are found here, before anything is loaded.
+
+    Args:
+        request: What is evaluated.
+        firsts: By environment, its first episode.
+    """
+    spec, policy = request.spec, request.policy
+    name, *_ = firsts
+    made = {**protocol_arguments(name, spec.protocol), **spec.arguments}
+    with looking_at(name, firsts[name], made) as env:
+        seen = facts_of(env)
+        _refuse_no_policy(name, seen, policy)
+        given = at_full_speed(spec.arguments, seen) if request.full_speed else spec.arguments
+        found = resolve_policy(policy, seen.robot, exact=seen.moves_an_arm)
+
+        def fits(env: Any, name: str) -> None:
+            # A user's own policy may read images of any size.
+            needed, sized = found.robot.observation_keys, policy.is_checkpoint
+            check_fits(name, env, found.robot, needed=needed if policy.looks else (), sized=sized)
+
+        arguments = {
+            name: environment_arguments(name, spec.protocol, found.robot, given) for name in firsts
+        }
+        facts = {}
+        if accepts_same(name, made, arguments[name]):
+            fits(env, name)
+            facts[name] = seen
+    for name, case in firsts.items():
+        if name not in facts:
+            facts[name] = look_at(
+                name, case, arguments[name], lambda env, name=name: fits(env, name)  # type: ignore[misc]
+            )  # fmt: skip
+    return found, {name: facts[name] for name in firsts}, arguments
+
+
+def _refuse_no_policy(name: str, facts: EnvironmentFacts, policy: PolicySpec) -> None:
+    if facts.moves_an_arm and policy.name == BUNDLED:
+        raise ConfigError(
+            f"{name} moves an arm, which has no default policy: give --checkpoint or --policy, "
+            "or the address of a policy server with --server"
+        )
+
+
+def with_bundled(request: EvaluationRequest) -> tuple[EvaluationRequest, list[str]]:
+    """Return the request with a named policy: the bundled one, as it was scored, for none.
+
+    Raises:
+        ConfigError: none was trained for these environments.
+    """
+    if request.policy.name != BUNDLED:
+        return request, []
+    from dzrobot.policies.dreamzero import bundled
+
+    spec, acts = request.spec, request.policy.options
+    try:
+        task = bundled.bundled_task(*spec.environments)
+    except ConfigError:
+        # Of an arm, another message helps more.
+        for name in spec.environments if spec.env is not None else ():
+            _refuse_no_policy(name, look_at(name, None, spec.arguments), request.policy)
+        raise
+    checkpoint = str(bundled.default_checkpoint(task))
+    arguments = {"resolution": bundled.RESOLUTION, **spec.arguments}
+    note = f"No --checkpoint: the bundled tiny policy in {checkpoint}; "
+    note += f"--env-arg resolution={arguments['resolution']}"
+    unset = {n: value for n, value in bundled.SCORED[task].items() if vars(acts)[n] is None}
+    for name, value in unset.items():
+        note += f" --{name.replace('_', '-')} {value}"
+    policy = replace(request.policy, name=checkpoint, options=replace(acts, **unset))
+    spec = replace(spec, arguments=arguments)
+    return replace(request, spec=spec, policy=policy), [note]
+
+
+def _settled(
+    options: PolicyOptions, spec: EvalSpec, robot: Embodiment, timed: "Schedule | None"
+) -> PolicyOptions:
+    """Return the options with what the protocol says of them."""
+    protocol = spec.protocol
+    return replace(
+        options,
+        history=options.history or protocol.history or robot.history,
+        noise=options.noise or protocol.noise,
+        noise_slots=options.noise_slots or protocol.slots,
+        execute=options.execute if timed is None else timed.execute,
+    )
+
+
+def _schedule(
+    request: EvaluationRequest, facts: EnvironmentFacts, robot: Embodiment
+) -> "Schedule | None":
+    """Return how plans are executed; None where time stands still while they are made."""
+    options = request.execution
+    if options is None or (facts.moves_an_arm and options.execution == "sync"):
+        return None
+    if not facts.moves_an_arm and options.latency is None:
+        options = replace(options, latency=ZERO)
+    return schedule(options, robot, facts.control_hz, request.policy.options.execute)
+
+
+def _changes(
+    request: EvaluationRequest, robot: Embodiment, timed: "Schedule | None"
+) -> Iterator[str]:
+    """Yield what departs from the protocol beyond the choice of episodes."""
+    protocol, options = request.spec.protocol, request.policy.options
+    history = protocol.history or robot.history
+    if options.history not in (None, history):
+        yield f"history {options.history}, not {history}"
+    if options.noise not in (None, protocol.noise):
+        yield f"noise {options.noise}, not {protocol.noise}"
+    if timed is not None:
+        latency = timed.options.latency
+        taken = "real time" if latency is None else f"latency {latency.text}"
+        yield f"execution {timed.options.execution} every {timed.execute} steps, {taken}"
+    if request.perturbation is not None:
+        yield f"perturbation {request.perturbation.text}"
