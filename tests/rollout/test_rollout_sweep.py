@@ -1,17 +1,24 @@
 """``dzrobot sweep``: the best is selected on some episodes and measured on others."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluation.card import read_card, read_cases
+from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.studies.candidates import candidate_folders, read_candidates
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
 
 ENV = "dzrobot/point-v0"
+ASKED = EvaluationRequest(spec=EvalSpec(protocol=PROTOCOLS["custom"], env=ENV))
 GOOD, BAD = "rollout_policies:Steer", "hold"
 WORDS = ["--env", ENV, "--env-arg", "resolution=32", "--workers", "0", "--videos",
          "none", "--max-steps", "20", "--episodes", "4"]  # fmt: skip
@@ -102,10 +109,16 @@ def test_two_of_one_name_have_folders_of_their_own(tmp_path):
 
 
 def test_a_server_is_one_of_several_by_its_address():
-    found = read_candidates(["ws://gpu-1:8000", "ws://gpu-2:8000", "hold"], Path)
-    told = [(own.policy, own.server, own.checkpoint) for own in found.values()]
+    found = read_candidates(ASKED, ["ws://gpu-1:8000", "ws://gpu-2:8000", "hold"], Path)
+    told = [(own.request.policy.name, own.request.policy.server) for own in found.values()]
     assert told == [
-        ("remote", "ws://gpu-1:8000", None), ("remote", "ws://gpu-2:8000", None),
-        ("hold", None, None),
+        ("remote", "ws://gpu-1:8000"), ("remote", "ws://gpu-2:8000"), ("hold", None),
     ]  # fmt: skip
-    assert len({own.output for own in found.values()}) == 3
+    assert len({own.folder for own in found.values()}) == 3
+
+
+def test_a_server_among_several_is_not_told_what_it_decides():
+    told = replace(ASKED, policy=PolicySpec(options=PolicyOptions(dit_steps=5)))
+    found = read_candidates(told, ["ws://gpu-1:8000", "hold"], Path)
+    with pytest.raises(ConfigError, match="--dit-steps: the server decides"):
+        plan(found["ws://gpu-1:8000"].request)

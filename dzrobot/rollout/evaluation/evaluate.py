@@ -146,8 +146,12 @@ class Opened:
 def open_plan(planned: Plan) -> Opened:
     """Load the policy of a plan.
 
+    Args:
+        planned: What :func:`~dzrobot.rollout.evaluation.plan.plan` found.
+
     Raises:
-        DzrobotError: it cannot be loaded, or not act as is asked for.
+        CheckpointError: the policy cannot be loaded.
+        ConfigError: it cannot act as is asked for.
     """
     ready = load_policy(planned.found)
     if planned.schedule is not None:
@@ -165,6 +169,9 @@ def open_plan(planned: Plan) -> Opened:
 
 def prepare(request: EvaluationRequest) -> Opened:
     """Find, check and load all that is evaluated.
+
+    Args:
+        request: What is asked for.
 
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.

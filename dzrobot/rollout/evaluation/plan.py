@@ -202,6 +202,9 @@ def refuse_excluded(table: Sequence[Exclusion], *asked: object) -> None:
 def plan(request: EvaluationRequest) -> Plan:
     """Return the plan of what is asked for.
 
+    Args:
+        request: Which episodes, by which policy.
+
     Raises:
         DzrobotError: something is unknown, missing, or does not fit together.
     """
