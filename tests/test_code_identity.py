@@ -136,7 +136,7 @@ def run(prepared, folder, **options):
 
 def test_other_code_resumes_only_with_a_word_and_is_marked(ours, theirs, tmp_path, capsys):
     folder = tmp_path / "mixed"
-    first, second = (case.name for case in ours.cases)
+    first, second = (case.name for case in ours.plan.cases)
     run(theirs, folder, only=frozenset([first]))
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(ProtocolError, match="--allow-other-code") as refused:

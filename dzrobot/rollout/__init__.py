@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         prepare,
         run,
     )
-    from dzrobot.rollout.evaluation.plan import EvaluationRequest, Plan, plan
+    from dzrobot.rollout.evaluation.plan import EvaluationPlan, EvaluationRequest, plan
     from dzrobot.rollout.policy_spec import PolicySpec
     from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, Protocol
 
@@ -29,9 +29,9 @@ __all__ = [
     "EpisodeRules",
     "EvalProgress",
     "EvalSpec",
+    "EvaluationPlan",
     "EvaluationRequest",
     "Opened",
-    "Plan",
     "PolicySpec",
     "Protocol",
     "Results",
@@ -59,7 +59,7 @@ __getattr__, __dir__ = lazy_exports(
         "EvaluationRequest": "dzrobot.rollout.evaluation.plan",
         "Opened": "dzrobot.rollout.evaluation.evaluate",
         "PROTOCOLS": "dzrobot.rollout.protocol",
-        "Plan": "dzrobot.rollout.evaluation.plan",
+        "EvaluationPlan": "dzrobot.rollout.evaluation.plan",
         "PolicySpec": "dzrobot.rollout.policy_spec",
         "Protocol": "dzrobot.rollout.protocol",
         "Results": "dzrobot.rollout.evaluation.comparison",

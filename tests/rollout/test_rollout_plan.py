@@ -152,9 +152,8 @@ def test_a_card_runs_its_evaluation_again(name, task, tmp_path, request):
         request.getfixturevalue("libero_assets")
     first, second = run_twice(asked(name, task), tmp_path)
     assert first == second
-    (only,) = first.values()
-    assert only["steps"] == 4
-    assert only["error"] is None
+    # A protocol in rounds runs some starts again.
+    assert {(one["steps"], one["error"]) for one in first.values()} == {(4, None)}
 
 
 def test_a_plan_loads_nothing():

@@ -21,9 +21,9 @@ from dzrobot.rollout.evaluation.card import (
     with_code_of,
 )
 from dzrobot.rollout.evaluation.plan import (
+    EvaluationPlan,
     EvaluationRequest,
     Exclusion,
-    Plan,
     plan,
     refuse_excluded,
 )
@@ -127,7 +127,7 @@ class EvalProgress:
 class Opened:
     """An evaluation that is ready to run."""
 
-    plan: Plan
+    plan: EvaluationPlan
     """What is run."""
 
     ready: LoadedPolicy
@@ -143,7 +143,7 @@ class Opened:
         return replace(self, plan=replace(self.plan, found=found), ready=ready)
 
 
-def open_plan(planned: Plan) -> Opened:
+def open_plan(planned: EvaluationPlan) -> Opened:
     """Load the policy of a plan.
 
     Args:

@@ -99,7 +99,7 @@ _REQUEST: TypeAdapter[EvaluationRequest] = TypeAdapter(EvaluationRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EvaluationPlan:
     """An evaluation whose names were looked up: everything exists and fits; nothing is loaded."""
 
     request: EvaluationRequest
@@ -199,7 +199,7 @@ def refuse_excluded(table: Sequence[Exclusion], *asked: object) -> None:
             raise ConfigError(message)
 
 
-def plan(request: EvaluationRequest) -> Plan:
+def plan(request: EvaluationRequest) -> EvaluationPlan:
     """Return the plan of what is asked for.
 
     Args:
@@ -229,7 +229,7 @@ def plan(request: EvaluationRequest) -> Plan:
         for name, own in facts.items():
             request.perturbation.check(name, own.perturbations)
     settled = _settled(policy.options, spec, found.robot, timed)
-    planned = Plan(
+    planned = EvaluationPlan(
         request=request,
         cases=cases,
         arguments=arguments,
