@@ -297,9 +297,9 @@ def test_without_an_actor_a_run_ends(monkeypatch):
 def test_an_arm_takes_one_process(tmp_path):
     prepared = prepare(STEER)
     arm = {name: replace(own, moves_an_arm=True) for name, own in prepared.plan.facts.items()}
-    options = replace(HERE, engine=grouped(FakeRay()).opened)
+    options = replace(HERE, engine=grouped(FakeRay()).engine)
     with pytest.raises(ConfigError, match="leave --ray out"):
-        evaluate(replace(prepared, facts=arm), tmp_path, options)
+        evaluate(replace(prepared, plan=replace(prepared.plan, facts=arm)), tmp_path, options)
 
 
 @pytest.mark.parametrize(

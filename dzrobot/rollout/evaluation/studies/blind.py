@@ -184,7 +184,8 @@ def evaluate_blind(
     print_card(console, prepared[0].card, output)
     with locked(output):
         folder = BlindEvaluation.at(output, names, candidate_folders(names))
-        blind = _Blind(trials=folder, candidates=prepared, options=session.options)
+        options = replace(session.options, workers=0)
+        blind = _Blind(trials=folder, candidates=prepared, options=options)
         if blind.waiting():
             _run(session.operator, blind)
         if left := len(blind.waiting()):
