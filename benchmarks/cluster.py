@@ -100,7 +100,7 @@ def evaluated(
     from dzrobot.cluster import ClusterOptions, Needs, connected
     from dzrobot.rollout.evaluation.actors import ActorGroup
     from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-    from dzrobot.rollout.evaluation.plan import EvaluationRequest
+    from dzrobot.rollout.evaluation.planning import EvaluationRequest
     from dzrobot.rollout.policy_spec import PolicySpec
     from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
     from dzrobot.rollout.records import RecordFile

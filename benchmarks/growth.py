@@ -28,7 +28,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EpisodeSpec, EvalSpec, plan_episodes

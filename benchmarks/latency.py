@@ -31,7 +31,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

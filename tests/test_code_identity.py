@@ -17,7 +17,7 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import card_digest, read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile

@@ -15,7 +15,7 @@ from dzrobot.recording.episode_list import list_files, read_rows
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.rollout.evaluation.comparison import Decision, Results
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes

@@ -18,7 +18,7 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.errors import ConfigError
 from dzrobot.plots import check_can_draw
-from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
 from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,

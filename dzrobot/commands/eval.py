@@ -19,7 +19,7 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import print_conclusion
 from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         prepare,
         run,
     )
-    from dzrobot.rollout.evaluation.plan import EvaluationPlan, EvaluationRequest, plan
+    from dzrobot.rollout.evaluation.planning import EvaluationPlan, EvaluationRequest, plan
     from dzrobot.rollout.policy_spec import PolicySpec
     from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, Protocol
 
@@ -56,10 +56,10 @@ __getattr__, __dir__ = lazy_exports(
         "EpisodeRules": "dzrobot.rollout.episode",
         "EvalProgress": "dzrobot.rollout.evaluation.evaluate",
         "EvalSpec": "dzrobot.rollout.protocol",
-        "EvaluationRequest": "dzrobot.rollout.evaluation.plan",
+        "EvaluationRequest": "dzrobot.rollout.evaluation.planning",
         "Opened": "dzrobot.rollout.evaluation.evaluate",
         "PROTOCOLS": "dzrobot.rollout.protocol",
-        "EvaluationPlan": "dzrobot.rollout.evaluation.plan",
+        "EvaluationPlan": "dzrobot.rollout.evaluation.planning",
         "PolicySpec": "dzrobot.rollout.policy_spec",
         "Protocol": "dzrobot.rollout.protocol",
         "Results": "dzrobot.rollout.evaluation.comparison",
@@ -69,7 +69,7 @@ __getattr__, __dir__ = lazy_exports(
         "evaluate": "dzrobot.rollout.evaluation.evaluate",
         "merge": "dzrobot.rollout.evaluation.evaluate",
         "open_plan": "dzrobot.rollout.evaluation.evaluate",
-        "plan": "dzrobot.rollout.evaluation.plan",
+        "plan": "dzrobot.rollout.evaluation.planning",
         "prepare": "dzrobot.rollout.evaluation.evaluate",
         "read_results": "dzrobot.rollout.evaluation.comparison",
         "run": "dzrobot.rollout.evaluation.evaluate",

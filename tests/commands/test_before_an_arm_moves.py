@@ -16,7 +16,7 @@ from dzrobot.errors import ConfigError, RobotError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import card_digest
 from dzrobot.rollout.evaluation.evaluate import prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 

@@ -29,7 +29,7 @@ from dzrobot.policies.dreamzero.tiny import (
 )
 from dzrobot.rollout.episode import run_episode
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.workers import KeptEnvironment

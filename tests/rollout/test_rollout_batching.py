@@ -12,7 +12,7 @@ from dzrobot.cli import main
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals, Policy
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import busy_line
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -21,7 +21,7 @@ from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.evaluation import actors
 from dzrobot.rollout.evaluation.actors import ActorGroup, needs_of, own_folder, shared_out
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.queue import LocalQueue, environment_key

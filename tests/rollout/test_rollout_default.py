@@ -9,7 +9,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, bundled_task, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
-from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan, with_bundled
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan, with_bundled
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import EvalSpec
 from dzrobot.rollout.records import RecordFile

@@ -14,7 +14,7 @@ from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.environment import check_fits
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile

@@ -21,7 +21,7 @@ from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions

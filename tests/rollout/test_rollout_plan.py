@@ -14,7 +14,7 @@ from dzrobot.policies.dreamzero.checkpoints import directory
 from dzrobot.rollout.evaluation.card import REQUEST, keep_card, read_card
 from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.evaluate import RunOptions, conclude, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
 from dzrobot.rollout.perturbation import Perturbation
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

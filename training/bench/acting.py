@@ -21,7 +21,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     prepare,
 )
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import read_uses

@@ -21,7 +21,7 @@ from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -35,7 +35,7 @@ from dzrobot.rollout.asynchronous.execution import (
     parse_latency,
 )
 from dzrobot.rollout.evaluation.evaluate import PREDICTED_EPISODES, RunOptions
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.runner import EvaluationSession, Log, Logger, unlogged
 from dzrobot.rollout.policy_spec import (
     BUILT_IN,

@@ -24,7 +24,7 @@ from dzrobot.cluster import Cluster, Needs, own_error
 from dzrobot.errors import ProtocolError, printable
 from dzrobot.rollout.evaluation.card import refuse_other_code, refuse_unlike
 from dzrobot.rollout.evaluation.evaluate import Opened, RunOptions, pool_opener, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import prediction_files
 from dzrobot.rollout.protocol import EpisodeSpec

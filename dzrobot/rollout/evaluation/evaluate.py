@@ -20,7 +20,7 @@ from dzrobot.rollout.evaluation.card import (
     tasks_by_axis,
     with_code_of,
 )
-from dzrobot.rollout.evaluation.plan import (
+from dzrobot.rollout.evaluation.planning import (
     EvaluationPlan,
     EvaluationRequest,
     Exclusion,
@@ -147,7 +147,7 @@ def open_plan(planned: EvaluationPlan) -> Opened:
     """Load the policy of a plan.
 
     Args:
-        planned: What :func:`~dzrobot.rollout.evaluation.plan.plan` found.
+        planned: What :func:`~dzrobot.rollout.evaluation.planning.plan` found.
 
     Raises:
         CheckpointError: the policy cannot be loaded.

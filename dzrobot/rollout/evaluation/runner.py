@@ -20,7 +20,7 @@ from dzrobot.rollout.evaluation.evaluate import (
     evaluate,
     open_plan,
 )
-from dzrobot.rollout.evaluation.plan import EvaluationRequest, plan
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
 from dzrobot.rollout.evaluation.report import Summary, logged_numbers, print_card, title
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.workers import KeptEnvironment

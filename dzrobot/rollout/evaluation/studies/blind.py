@@ -29,7 +29,7 @@ from dzrobot.rollout.evaluation.comparison import (
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import EvalProgress, Opened, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Score, print_card, scores_table, summarize
 from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.candidates import (

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import (
     STEPS_FILE,
     SWEEP_FILE,

@@ -18,7 +18,7 @@ from dzrobot.rollout.evaluation.comparison import (
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Score, print_conclusion, scores_table
 from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation

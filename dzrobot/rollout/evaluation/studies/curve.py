@@ -18,7 +18,7 @@ from dzrobot.files import write_bytes, write_json
 from dzrobot.plots import drawn, new_plot
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
-from dzrobot.rollout.evaluation.plan import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.runner import EvaluationSession
 

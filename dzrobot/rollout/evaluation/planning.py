@@ -83,14 +83,15 @@ class EvaluationRequest:
         """Return what was asked for when ``card`` was written.
 
         Raises:
-            ProtocolError: the card does not say it: it is an earlier version's, or an environment
-                was given what no file can hold.
+            ProtocolError: the card does not say it: it is an earlier version's, an arm or a server
+                took part, or an environment was given what no file can hold.
         """
         written = card.get(REQUEST)
         if written is None:
             raise ProtocolError(
                 "this card does not say how to run the evaluation again: it is of an earlier "
-                "version, or its environment was given a value that a file cannot hold"
+                "version, of an arm or a server, or its environment was given a value that a file "
+                "cannot hold"
             )
         return validated(written, cls, f"{REQUEST} on the card", ProtocolError)
 
@@ -148,7 +149,11 @@ class EvaluationPlan:
         if self.schedule is not None:
             card["execution"] = self.schedule.card()
         card[CODE] = [code_with(self._modules(ready)).plain()]
-        if (written := request.written()) is not None:
+        # A card does not say where an arm or a server is.
+        elsewhere = request.policy.server is not None or any(
+            facts.moves_an_arm or facts.remote is not None for facts in self.facts.values()
+        )
+        if not elsewhere and (written := request.written()) is not None:
             card[REQUEST] = written
         return card
 
