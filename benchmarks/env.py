@@ -1,4 +1,4 @@
-"""Steps per second of a simulated arm: bare, without images that nobody reads, and of two workers.
+"""Steps per second of a simulated arm: bare, without images that nothing reads, and of two workers.
 
 python benchmarks/env.py                      # LIBERO where its assets are, otherwise Lift
 python benchmarks/env.py --env dzrobot/lift-v0 --pairs 10

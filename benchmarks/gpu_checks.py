@@ -62,7 +62,8 @@ BF16_OUTPUT, BF16_GRADIENT = 5e-2, 2e-1
 """Against float32 numbers. On a processor the largest errors are 3.0e-2 and 1.4e-1."""
 
 QUANTIZED = 5e-2
-"""Of random weights, whose actions are as sensitive as any. On a processor int8 is off by 2e-4."""
+"""Bound for random weights, whose actions are as sensitive as any. On a processor int8 is
+off by 2e-4."""
 
 _TWO = 2
 _BATCH = 2

@@ -17,13 +17,13 @@ from dzrobot.training.cost.speed import device_peak
 
 _REPEATS = 5
 _SECONDS = 0.02
-"""Of one measurement; short kernels run as often as that takes."""
+"""Seconds of one measurement; short kernels run as often as that takes."""
 
 _HEAD = 128
 """Numbers of an attention head."""
 
 _SUSTAINED_S = 8.0
-"""Of products without a pause: a card that is warm computes more slowly."""
+"""Seconds of products without a pause: a card that is warm computes more slowly."""
 
 
 class Attention(NamedTuple):

@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
     device: torch.device
     size: Literal["true", "tiny"]
-    """Of the networks that are timed."""
+    """Size of the networks that are timed."""
 
     goldens: Path | None
     """Folder of reference numbers."""
@@ -58,7 +58,7 @@ class Line(NamedTuple):
     """Date and time, UTC."""
 
     name: str = ""
-    """Of a figure; nothing where a part ends."""
+    """Name of a figure; empty where a part ends."""
 
     value: Value = None
     peak: float | None = None
@@ -100,7 +100,7 @@ def read_lines(output: Path) -> Iterator[Line]:
 
 
 def judged(errors: Mapping[str, float], limit: float, what: str) -> Outcome:
-    """Return passed if every error is at most ``limit``; nan is not, and nothing is no proof."""
+    """Return passed if every error is at most ``limit``; nan is not, nor an empty list."""
     if not errors:
         return Outcome("failed", f"{what}: nothing was compared")
     beyond = [name for name, error in errors.items() if not error <= limit]

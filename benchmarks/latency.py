@@ -7,7 +7,7 @@ is resumed, so the same command finishes what was interrupted.
     python benchmarks/latency.py --episodes 100 --rounds 10
                                               100 starts; a table after every tenth of them
     python benchmarks/latency.py --history off --episodes 100
-                                              a third of the time: images nobody reads are not drawn
+                                              a third of the time: unread images are not drawn
     python benchmarks/latency.py --executions rtc --steps 1 --strength 2 --output results/rtc-2
     python benchmarks/latency.py --checkpoint PATH --executions sync,rtc,trained --device cuda
 """

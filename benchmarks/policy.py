@@ -71,7 +71,7 @@ TINY = NetworkConfig(
 MID = replace(TINY, dit=replace(TINY.dit, dim=512, ffn_dim=2048, num_heads=8, num_layers=8))
 WORDS = 90
 CALLS = 4
-"""Of one window."""
+"""Calls of one window."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def measure(bench: Bench, case: Case, workers: int | None = None) -> dict[str, f
 
     Args:
         bench: What the cases share.
-        case: Which.
+        case: The case.
         workers: Processes that read recordings; None: the same noise again and again.
     """
     batches = Batches(bench, case.mbs, workers)

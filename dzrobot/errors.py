@@ -100,6 +100,11 @@ def find(table: Mapping[str, T], kind: str, name: str) -> T:
     )
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number with its noun: ``1 episode``, ``2 episodes``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)

@@ -39,12 +39,12 @@ ANY_GOAL = ("libero_object",)
 tells what to do without its instruction."""
 
 STARTS = ("data.start_share=0.5", "data.start_rows=16")
-"""Of runs in LIBERO, which have to read their instruction. The expert heads straight for its
-object, so in later rows the arm's pose shows which one that is; without this share, a run hardly
-read anything else."""
+"""Options of runs in LIBERO, which have to read their instruction. The expert heads straight for
+its object, so in later rows the arm's pose shows which one that is; without this share, a run
+hardly read anything else."""
 NO_MEMORY = ("--history", "off")
-"""Of their evaluations. What the network remembers shows where the arm was going, and it followed
-that instead of the instruction: in one scene it took a neighbor of its object."""
+"""Options of their evaluations. What the network remembers shows where the arm was going, and it
+followed that instead of the instruction: in one scene it took a neighbor of its object."""
 
 NOISE = "0.2"
 """Noise on the expert's executed actions, so that demonstrations include recoveries."""
@@ -186,7 +186,7 @@ def _run(stage: Stage, environment: Mapping[str, str]) -> int:
                 return INTERRUPTED
         if code != STOPPED:
             break
-        print(f"{stage.name}: nobody has to look at an emulated arm, so it goes on", flush=True)
+        print(f"{stage.name}: no person has to look at an emulated arm, so it goes on", flush=True)
     return code
 
 

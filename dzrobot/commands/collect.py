@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
+from dzrobot.errors import counted
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.demonstrations.collection import (
     SIMULATOR,
@@ -75,13 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bar("episodes") as advance:
 
         def show(progress: CollectionProgress) -> None:
-            text = f"episodes ({progress.attempts} attempts)"
+            text = f"episodes ({counted(progress.attempts, 'attempt')})"
             advance(progress.episodes, plan.episodes, text)
 
         done = _collected(plan, arguments, show)
     print(
-        f"{done.episodes} episodes in {arguments.output} "
-        f"({done.attempts} attempts, {done.episodes / max(1, done.attempts):.0%} succeeded)"
+        f"{counted(done.episodes, 'episode')} in {arguments.output} "
+        f"({counted(done.attempts, 'attempt')}, "
+        f"{done.episodes / max(1, done.attempts):.0%} succeeded)"
     )
     return 0
 

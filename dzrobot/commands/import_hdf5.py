@@ -4,6 +4,7 @@ import argparse
 
 from dzrobot.commands.options import flags
 from dzrobot.envs.libero.hdf5 import find_demonstrations, import_demonstrations
+from dzrobot.errors import counted
 from dzrobot.progress import progress_bar
 
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             video=arguments.video,
             show=show,
         )
-    print(f"{done.episodes} episodes, {done.rows} rows in {arguments.output}")
+    print(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} in {arguments.output}")
     if arguments.drop_idle:
         print(f"{done.idle} idle rows left out, {done.idle / (done.rows + done.idle):.1%}")
     return 0

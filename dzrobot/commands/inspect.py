@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_loose_weights, read_loose_weights
-from dzrobot.errors import preview
+from dzrobot.errors import counted, preview
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if args.verify:
         count = check_checksums(checkpoint.path)
-        console.print(f"{count} files are what was written")
+        console.print(f"{counted(count, 'file')} as written")
     console.print(_facts(report))
     console.print(_parts(report))
     return 0 if _verdict(report)[1] else 1

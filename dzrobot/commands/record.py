@@ -22,7 +22,7 @@ from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES, load_device
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, counted
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
@@ -256,8 +256,8 @@ def _record(
         recorded = RecordedEnv(env, writer, intervened, _facts(arguments))
         tally = record_session(recorded, actor, goal, ready=ready, report=report)
         print(
-            f"{writer.episodes} episodes in {arguments.output}: {tally.kept} kept as successes, "
-            f"{tally.failures} failures, {tally.discarded} discarded"
+            f"{counted(writer.episodes, 'episode')} in {arguments.output}: {tally.kept} kept as "
+            f"successes, {counted(tally.failures, 'failure')}, {tally.discarded} discarded"
         )
     missing = goal.episodes is not None and tally.kept < goal.episodes
     return 1 if cut_short or missing else 0
@@ -297,7 +297,7 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
 
 def _line(done: RecordedEpisode) -> str:
     status = "kept" if done.kept else "not kept"
-    text = f"{done.frames} frames, {done.outcome.ended}, {status}"
+    text = f"{counted(done.frames, 'frame')}, {done.outcome.ended}, {status}"
     if done.reason not in ("", done.outcome.ended):
         text += f": {done.reason}"
     if done.interventions:
@@ -310,12 +310,13 @@ def _warnings(done: RecordedEpisode, hz: float, sample: tuple[Timing, str]) -> I
     timing, whose = sample
     if done.measured_hz < SLOW * hz:
         yield (
-            f"{done.measured_hz:.1f} frames per second instead of {hz:g} ({done.late_steps} late "
-            "steps): what moves looks faster in the data than it was"
+            f"{done.measured_hz:.1f} frames per second instead of {hz:g} ("
+            f"{counted(done.late_steps, 'late step')}): motion will look faster in the "
+            "dataset than it was"
         )
     if too_short(done.frames, timing):
         yield (
-            f"too short to train on: {done.frames} frames, a sample of {whose} takes "
+            f"too short to train on: {counted(done.frames, 'frame')}, a sample of {whose} takes "
             f"{timing.rows_needed} ({timing.blocks} blocks of {timing.action_horizon} actions)"
         )
     yield from done.warnings

@@ -4,7 +4,7 @@ import argparse
 
 from dzrobot.commands.options import flags
 from dzrobot.documents import shorten
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, counted
 from dzrobot.progress import progress_bar
 from dzrobot.recording.relabel import Relabeling, described, drop, relabel
 
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             relabel(arguments.dataset, arguments.episode, labels, advance)
     count = len(arguments.episode)
-    print(f"{arguments.dataset}: {count} episodes {_done(arguments, labels)}")
-    print("Statistics for training are to be measured again: dzrobot stats")
+    print(f"{arguments.dataset}: {counted(count, 'episode')} {_done(arguments, labels)}")
+    print("Measure the training statistics again: dzrobot stats")
     return 0
 
 

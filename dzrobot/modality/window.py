@@ -221,8 +221,8 @@ def clean_instruction(text: object) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ModalityError(
-            f"the instruction holds {text[error.start]!r} at character {error.start}, which is no "
-            "character of its own: decode the text from its bytes once more"
+            f"the instruction holds {text[error.start]!r} at character {error.start}, which is not "
+            "a character of its own: decode the text from its bytes once more"
         ) from error
     listed = _listed(text)
     instruction = text if listed is None else listed

@@ -242,7 +242,7 @@ def accepts_same(env: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> 
 def anchored(env: str, robot: Embodiment) -> dict[str, Any]:
     """Return the argument that lets ``env`` measure actions from what ``robot`` was trained with.
 
-    Empty where it cannot choose, and where nobody knows.
+    Empty where it cannot choose, and where it is not known.
     """
     chosen = robot.action_anchor is not None and "action_anchor" in accepted(env)[0]
     return {"action_anchor": robot.action_anchor} if chosen else {}

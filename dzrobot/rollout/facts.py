@@ -83,7 +83,7 @@ class EnvironmentFacts:
     """What an environment states in attributes of ``env.unwrapped``; all may be absent."""
 
     embodiment: Embodiment | None = None
-    """Whose keys, sizes and actions it has."""
+    """Robot whose keys, sizes and actions it has."""
 
     control_hz: float | None = None
     """Steps per second; None: the embodiment's."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 REMOTE = "remote"
 LEROBOT = "lerobot:"
-"""Of names of LeRobot's policies."""
+"""Prefix of names of LeRobot's policies."""
 
 BUNDLED = ""
 """Name of the policy that comes with the package."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import ConfigDict, Field
 
 from dzrobot.embodiments.spec import History
-from dzrobot.errors import ConfigError, ProtocolError, find
+from dzrobot.errors import ConfigError, ProtocolError, counted, find
 from dzrobot.policies.dreamzero.options import Noise
 from dzrobot.registration import LIBERO_SUITES, SUITES, Suite
 from dzrobot.rng import keyed_seed
@@ -17,7 +17,7 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 """A whole number as a file holds it: no text, no boolean, no fraction."""
 
 MOST_EPISODES = 1_000_000
-"""Of one run; every one of them is a value in memory before the first is run."""
+"""Most episodes of one run; every one of them is a value in memory before the first is run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +166,14 @@ class EvalSpec:
     """Per task. None: the protocol's number."""
 
     first_episode: int = 0
-    """Of each task; those before it are left out, as where they were used to select a policy."""
+    """First episode of each task; those before it are left out, as where they were used to select a
+    policy."""
 
     max_steps: int | None = None
-    """Of an episode. None: the protocol's limit."""
+    """Most steps of an episode. None: the protocol's limit."""
 
     seed: int = 0
-    """Of the environments, and part of every noise key."""
+    """Seed of the environments, and part of every noise key."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of every environment; they win over the protocol's."""
@@ -223,7 +224,9 @@ class EvalSpec:
         if self.tasks is not None:
             found.append(f"tasks {', '.join(map(str, self.tasks))} only")
         if self.episodes not in (None, self.protocol.episodes):
-            found.append(f"{self.episodes} episodes per task, not {self.protocol.episodes}")
+            found.append(
+                f"{counted(self.episodes, 'episode')} per task, not {self.protocol.episodes}"
+            )
         if self.first_episode:
             found.append(f"episodes from {self.first_episode} on")
         if self.max_steps is not None and self.max_steps != self.protocol.max_steps:

@@ -312,7 +312,7 @@ class RunUse(BaseModel):
     """Calls of the network; plans that are made together share one."""
 
     kernel_share: NonNegativeFloat | None
-    """Of a plan's time, the part in which the device computes; None: there is no device beside the
+    """Share of a plan's time in which the device computes; None: there is no device beside the
     processor, or the run was cut short."""
 
 

@@ -2,8 +2,8 @@
 
 Position and velocity commands move a reference, which the arm's own controller follows; torque
 commands move the joints, with gravity compensated but for what Desk does not know. How the joints
-move is decided by :class:`~dzrobot.envs.emulators.dynamics.Dynamics`. A reflex brakes them. There
-is no reflex of self-collision beyond the arm's own base.
+move is decided by :class:`~dzrobot.envs.emulators.dynamics.Dynamics`. A reflex brakes them.
+Self-collision triggers no reflex beyond the arm's own base.
 """
 
 from dataclasses import dataclass, field

@@ -211,7 +211,7 @@ def test_a_command_lists_and_changes(tmp_path, capsys):
     assert cli.main(["relabel", path, "--episode", "2-3", "--failure", "too slow"]) == 0
     assert "2 episodes marked as failures" in capsys.readouterr().out
     assert cli.main(["relabel", path, "--episode", "1", "--success", "--task", "lift"]) == 0
-    assert "1 episodes marked as successes, given the instruction 'lift'" in capsys.readouterr().out
+    assert "1 episode marked as successes, given the instruction 'lift'" in capsys.readouterr().out
     assert cli.main(["relabel", path]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "0: 18 frames, success, 'lift'", "1: 21 frames, success, 'lift'",

@@ -156,7 +156,7 @@ def test_convert(run, train_root, tmp_path, capsys):
     assert "more come from" not in capsys.readouterr().out
     same(whole, own)
     assert typed("inspect", step(folder), "--verify") == 0
-    assert "files are what was written" in capsys.readouterr().out
+    assert "files as written" in capsys.readouterr().out
 
 
 def test_adapters_for_peft(run, tmp_path, capsys):

@@ -43,13 +43,13 @@ def add_attention(group: Any) -> None:
     """Declare the flags that say how the operator of an arm is involved."""
     group.add_argument(
         "--unattended", action="store_true",
-        help="arm: ask nobody before it moves, and continue after a lost frame or a slow policy; "
+        help="arm: move without asking a person, and continue after a lost frame or a slow policy; "
         "every other stop ends the run all the same",
     )  # fmt: skip
     group.add_argument(
         "--full-speed", action="store_true",
-        help="arm: let what is no person drive a real arm at full speed; an evaluation without it "
-        "is at the workcell's slow_pace",
+        help="arm: let a policy or a replay drive a real arm at full speed; an evaluation without "
+        "it is at the workcell's slow_pace",
     )  # fmt: skip
     group.add_argument(
         "--preview", type=flags.whole(0, 65535), metavar="PORT",
@@ -74,7 +74,7 @@ def check_full_speed(
     """Check that a real arm that no person drives may move at full speed.
 
     Raises:
-        ConfigError: nobody said so.
+        ConfigError: it was not said.
     """
     if facts.is_real and not (by_person or arguments.full_speed):
         raise ConfigError(

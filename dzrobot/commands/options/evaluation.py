@@ -196,7 +196,7 @@ def add_how(group: Any) -> None:
         "--videos",
         choices=["all", "failures", "none"],
         default="all",
-        help="episodes to film; without films, images that nobody looks at are not drawn",
+        help="episodes to film; without films, images that nothing reads are not drawn",
     )
     group.add_argument(
         "--predictions", choices=["on", "off"],

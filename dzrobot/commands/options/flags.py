@@ -178,7 +178,7 @@ def keywords(pairs: list[str], reserved: Mapping[str, str] | None = None) -> dic
         reserved: Keyword -> what sets it instead.
 
     Raises:
-        ConfigError: one is no such pair, reserved, or given twice.
+        ConfigError: one is not such a pair, is reserved, or given twice.
     """
     found: dict[str, Any] = {}
     for pair in pairs:

@@ -2,7 +2,8 @@
 
 An actor is what an evaluation is on one machine: a policy, on a GPU of its own if it needs one, and
 the workers that step its environments. The driver hands out cases as actors have room for them, and
-writes what comes back: nobody shares a file system. What an actor had that is lost runs elsewhere.
+writes what comes back: machines share no file system. Episodes of an actor that is lost run
+elsewhere.
 """
 
 import logging
@@ -127,7 +128,7 @@ def own_folder(root: Path) -> Iterator[Path]:
             continue
         with suppress(ProtocolError, OSError), files.locked(left / LOCK_FILE, taken):
             shutil.rmtree(left, ignore_errors=True)
-    # Unlocked, it has another name: nobody takes it for one that was left.
+    # Unlocked, it has another name, so it is not taken for one that was left.
     new = Path(tempfile.mkdtemp(prefix="new-", dir=root))
     with files.locked(new / LOCK_FILE, taken):
         folder = new.rename(root / f"{_FOLDER}{new.name.removeprefix('new-')}")

@@ -206,7 +206,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """Return the card of ``folder``.
 
     Raises:
-        ProtocolError: there is none, or it is no card.
+        ProtocolError: there is none, or it is not a card.
     """
     path = folder / CARD_FILE
     if folder.is_dir() and not path.exists() and not path.is_symlink():

@@ -60,7 +60,7 @@ class RunOptions:
     """Processes that step environments; 0: everything in this process."""
 
     videos: Wanted = "all"
-    """Of which episodes a video is kept."""
+    """Which episodes a video is kept of."""
 
     predictions: bool | None = None
     """Whether what the policy predicts is kept for the report. None: where it predicts, of at most
@@ -117,7 +117,7 @@ class EvalProgress:
     """Episodes of this part."""
 
     successes: int
-    """Of those done."""
+    """Successes of the episodes that are done."""
 
     errors: int
     """Episodes that ended in an exception."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dzrobot.errors import printable
+from dzrobot.errors import counted, printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
 from dzrobot.rollout.evaluation.card import codes_of
@@ -30,7 +30,7 @@ SWEEP_FILE = "sweep.json"
 """In the folder of a sweep: see :class:`Sweep`."""
 
 MOST_ROWS = 200
-"""Of the final table; beyond it, the tasks are in :data:`SUMMARY_FILE` and in the report only."""
+"""Rows of the final table; further tasks are in :data:`SUMMARY_FILE` and in the report only."""
 
 Z_95 = 1.959963984540054
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -58,7 +58,7 @@ class Row:
     """95 % Wilson interval of the success rate."""
 
     mean_steps: float | None
-    """Of the successes."""
+    """Mean number of steps of the successes."""
 
     failure_classes: Mapping[str, int]
     """How many episodes failed how; errors are counted too."""
@@ -111,16 +111,16 @@ class Sweep(BaseModel):
 
     scores: tuple[SweepScore, ...]
     confirmation: SweepScore | None = None
-    """Of the selected one, on episodes that had no part in its selection."""
+    """Score of the selected one, on episodes that had no part in its selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """Of one measure over the episodes that have it."""
+    """Mean of one measure over the episodes that have it."""
 
     mean: float
     half_width: float | None
-    """Of the 95 % interval of the mean; None of a single episode."""
+    """Half the width of the 95 % interval of the mean; None of a single episode."""
 
     episodes: int
 
@@ -467,7 +467,7 @@ def title(card: Mapping[str, Any]) -> str:
 def print_card(console: Console, card: Mapping[str, Any], output: Path) -> None:
     """Print how many episodes, under which title, and which assets are not the official ones."""
     console.print(
-        f"{card['episodes']} episodes, {title(card)}; results: {output}",
+        f"{counted(card['episodes'], 'episode')}, {title(card)}; results: {output}",
         markup=False,
         soft_wrap=True,
     )
@@ -475,7 +475,7 @@ def print_card(console: Console, card: Mapping[str, Any], output: Path) -> None:
         if assets["missing"] or assets["altered"]:
             console.print(
                 f"WARNING: {len(assets['missing'])} asset files of {suite} are missing and "
-                f"{len(assets['altered'])} are not the official ones: this is no LIBERO score.",
+                f"{len(assets['altered'])} are not the official ones: this is not a LIBERO score.",
                 markup=False,
                 soft_wrap=True,
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, counted
 from dzrobot.process import terminable, world_size
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.environment import OperatorOptions, make_environment
@@ -48,7 +48,7 @@ class Finished:
     summary: Summary
     folder: Path
     title: str
-    """Of its table."""
+    """Title of its table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class EvaluationSession:
     """The same, once it is connected."""
 
     project: str | None = None
-    """Of the experiment logger; None: nothing is logged."""
+    """Project of the experiment logger; None: nothing is logged."""
 
     logger: Logger = unlogged
 
@@ -157,7 +157,7 @@ class EvaluationSession:
                 people.attend(env)
 
             def show(far: EvalProgress) -> None:
-                people.progress(f"{far.done} of {far.total} episodes; {_progress(far)}")
+                people.progress(f"{far.done} of {counted(far.total, 'episode')}; {_progress(far)}")
 
             with closing(KeptEnvironment(people.opened)) as kept:
                 return evaluate(opened, output, replace(options, environment=kept), show)

@@ -50,7 +50,7 @@ def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> 
     """Write what the page shows of an episode's predictions; None where none are kept.
 
     Args:
-        run: Whose.
+        run: The evaluation.
         case: Which episode.
         output: Folder of the page.
         media: Folder to write to, relative to it.

@@ -272,7 +272,7 @@ def open_weights(path: Path) -> WeightSource:
         if path.suffix == ".safetensors":
             return open_safetensors(path.parent, path.stem)
         raise CheckpointError(
-            f"{path} is no .safetensors, .pt or .pth file; give a checkpoint's folder or file"
+            f"{path} is not a .safetensors, .pt or .pth file; give a checkpoint's folder or file"
         )
     whole = any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))
     if has_adapter_config(path):

@@ -171,7 +171,7 @@ def evaluate_blind(
         names: Of the policies.
 
     Raises:
-        ConfigError: no output folder, nobody at a terminal, or no arm is moved.
+        ConfigError: no output folder, no terminal to ask at, or no arm is moved.
         ProtocolError: the folder holds something else, or the policies are not evaluated alike.
         StoppedError: the arm was stopped; what was finished before is kept.
     """
@@ -229,8 +229,8 @@ def _run(operator: OperatorOptions, blind: _Blind) -> None:
     with attended(replace(operator, title="dzrobot eval --blind", log=log)) as people:
         if people.console is None:
             raise ConfigError(
-                "--blind needs the person who judges: standard input and output are no terminal. "
-                "Run this in one"
+                "--blind needs the person who judges: standard input and output are not a "
+                "terminal. Run this in one"
             )
         with closing(make_environment(case, first.arguments[case.env], render=False)) as env:
             people.attend(env)

@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
     request: EvaluationRequest
     folder: Path
-    """Of its results."""
+    """Folder of its results."""
 
 
 def read_candidates(

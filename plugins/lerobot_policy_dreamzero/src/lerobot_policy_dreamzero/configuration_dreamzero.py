@@ -54,7 +54,7 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     """As ``model.action_loss_norm`` of a recipe."""
 
     training_seed: int = 0
-    """Of the noise of training samples, as ``runner.seed`` of a recipe."""
+    """Seed of the noise of training samples, as ``runner.seed`` of a recipe."""
 
     trained_batches: int = 0
     """Batches trained on so far, which the noise of the next one depends on. Training counts them,
@@ -82,7 +82,7 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     """What plans start from; ``keyed``: by seed, episode since the start, and plan."""
 
     noise_seed: int | None = None
-    """Of the noise; None: 1140, as published."""
+    """Seed of the noise; None: 1140, as published."""
 
     independent: bool = False
     """Whether the environments of a batch are planned one by one: the numbers then do not depend
@@ -102,13 +102,13 @@ class LeRobotDreamZeroConfig(PreTrainedConfig):
     """Peak learning rate."""
 
     optimizer_betas: tuple[float, float] = (_OPTIM.adam_beta1, _OPTIM.adam_beta2)
-    """Of AdamW."""
+    """Betas of AdamW."""
 
     optimizer_eps: float = _OPTIM.adam_eps
-    """Of AdamW."""
+    """Epsilon of AdamW."""
 
     optimizer_weight_decay: float = _OPTIM.weight_decay
-    """Of matrices; norms, biases and modulation are not decayed."""
+    """Weight decay of matrices; norms, biases and modulation are not decayed."""
 
     optimizer_grad_clip_norm: float = _OPTIM.clip_grad
     """Largest global gradient norm."""
