@@ -120,16 +120,19 @@ def check_unchanged(content: str) -> None:
         )
 
 
+def counted_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below ``folder`` that make up code, links to folders followed."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        yield from (Path(place, name) for name in names if name.endswith(_COUNTED))
+
+
 def content_hash(folder: Path) -> str:
     """Return the SHA-256 over the counted files below ``folder``, links to folders followed.
 
     A checkout, an editable install and a wheel of the same code give the same.
     """
-    found = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        found += [Path(place, name) for name in names if name.endswith(_COUNTED)]
-    listed = sorted((file.relative_to(folder).as_posix(), file) for file in found)
+    listed = sorted((file.relative_to(folder).as_posix(), file) for file in counted_files(folder))
     lines = [f"{_digest(file)}  {name}\n" for name, file in listed]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tomllib
 import venv
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from dzrobot.code_identity import counted_files
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("envs", "policies", "training")
@@ -31,6 +33,22 @@ def test_package_list_equals_the_folders():
             for init in ROOT.glob(f"{name}/**/__init__.py")
         }
     assert set(listed) == found
+
+
+def test_every_file_that_counts_is_in_the_wheel():
+    """So that a wheel works as a checkout does, and has its hash."""
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    missing = []
+    for file in counted_files(ROOT / "dzrobot"):
+        package = next(folder for folder in file.parents if (folder / "__init__.py").exists())
+        name = ".".join(package.relative_to(ROOT).parts)
+        within = file.relative_to(package).as_posix()
+        patterns = [*given.get(name, []), *(() if "/" in within else ("*.py", *given["*"]))]
+        if not any(PurePath(within).match(pattern) for pattern in patterns):
+            missing.append(f"{name}: {within}")
+    assert missing == []
 
 
 def test_the_robots_machine_gets_the_same_versions_and_no_torch():
