@@ -10,10 +10,72 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.policies.dreamzero.network.config import ImageConfig
-from dzrobot.policies.dreamzero.network.libraries import members
+from dzrobot.policies.dreamzero.network.layers import drawn
 
 _PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+_EPS = 1e-5
+
+
+class _Attention(nn.Module):
+    """Attention among all tokens."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
+            nn.Linear(dim, dim) for _ in range(4)
+        )
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Return the update of the tokens."""
+        query, key, value = (
+            project(x_BND).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        read_BHNK = nn.functional.scaled_dot_product_attention(query, key, value)
+        out_BND: Tensor = self.out_proj(read_BHNK.transpose(1, 2).flatten(2))
+        return out_BND
+
+
+class _Block(nn.Module):
+    """Attention and feed-forward, each after a norm."""
+
+    def __init__(self, config: ImageConfig) -> None:
+        super().__init__()
+        dim = config.vision_dim
+        self.self_attn = _Attention(dim, config.vision_heads)
+        self.layer_norm1, self.layer_norm2 = (nn.LayerNorm(dim, eps=_EPS) for _ in range(2))
+        hidden = dim * config.vision_mlp_ratio
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(dim, hidden), "fc2": nn.Linear(hidden, dim)})
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """Return the tokens after the block."""
+        x_BND = x_BND + self.self_attn(self.layer_norm1(x_BND))
+        hidden = nn.functional.gelu(self.mlp["fc1"](self.layer_norm2(x_BND)))
+        return x_BND + self.mlp["fc2"](hidden)
+
+
+def _vision(config: ImageConfig) -> nn.Module:
+    """Return the weights under the names that the transformers library gives them."""
+    dim, patch = config.vision_dim, config.patch_size
+    embeddings = nn.Module()
+    embeddings.class_embedding = nn.Parameter(drawn(dim))
+    embeddings.patch_embedding = nn.Conv2d(3, dim, patch, stride=patch, bias=False)
+    positions = drawn((config.image_size // patch) ** 2 + 1, dim)
+    embeddings.position_embedding = nn.Embedding.from_pretrained(positions, freeze=False)
+    encoder = nn.Module()
+    encoder.layers = nn.ModuleList(_Block(config) for _ in range(config.vision_layers))
+    return nn.ModuleDict(
+        {
+            "embeddings": embeddings,
+            "pre_layrnorm": nn.LayerNorm(dim, eps=_EPS),
+            "encoder": encoder,
+            "post_layernorm": nn.LayerNorm(dim, eps=_EPS),
+        }
+    )
 
 
 class ImageEncoder(nn.Module):
@@ -25,27 +87,8 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, config: ImageConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
-        CLIPVisionConfig, CLIPVisionModel = members(
-            "transformers", "CLIPVisionConfig", "CLIPVisionModel"
-        )
         super().__init__()
-        model = CLIPVisionModel(
-            CLIPVisionConfig(
-                hidden_size=config.vision_dim,
-                intermediate_size=config.vision_dim * config.vision_mlp_ratio,
-                num_hidden_layers=config.vision_layers,
-                num_attention_heads=config.vision_heads,
-                image_size=config.image_size,
-                patch_size=config.patch_size,
-                hidden_act="gelu",
-                layer_norm_eps=1e-5,
-            )
-        )
-        # Transformers 5.5, which LeRobot 0.6 pins, has the same modules one level further down.
-        self.vision = dict(model.named_children()).get("vision_model", model)
-        # All positions are used in order. An index table that no checkpoint holds would be left
-        # without values when the network is built on the meta device.
-        del self.vision.embeddings.position_ids
+        self.vision = _vision(config)
         self.register_buffer("head", torch.zeros(config.vision_dim, config.embed_dim))
         self.register_buffer("log_scale", torch.zeros(()))
         self._size = config.image_size
@@ -65,7 +108,7 @@ class ImageEncoder(nn.Module):
         hidden_BND = hidden_BND + embeddings.position_embedding.weight
         hidden_BND = self.vision.pre_layrnorm(hidden_BND)
         for layer in self.vision.encoder.layers[:-1]:
-            hidden_BND = layer(hidden_BND, attention_mask=None)
+            hidden_BND = layer(hidden_BND)
         return hidden_BND
 
     def compiled_layers(self) -> Iterator[nn.Module]:

@@ -110,6 +110,17 @@ class Conditioning(NamedTuple):
     context: Context | ContextKV
 
 
+def drawn(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:
+    """Return normal numbers of ``shape`` on the default device, scaled by ``times / over``.
+
+    On the meta device nothing is computed: torch would load its compiler for that, which takes
+    seconds.
+    """
+    if torch.get_default_device().type == "meta":
+        return torch.empty(shape)
+    return torch.randn(shape).mul_(times).div_(over)
+
+
 class RMSNorm(nn.Module):
     """Scales every token to unit mean square over the full width, in float32."""
 
@@ -128,7 +139,7 @@ class CategoryLinear(nn.Module):
 
     def __init__(self, dim_in: int, dim_out: int) -> None:
         super().__init__()
-        self.W = nn.Parameter(0.02 * torch.randn(1, dim_in, dim_out))
+        self.W = nn.Parameter(drawn(1, dim_in, dim_out, times=0.02))
         self.b = nn.Parameter(torch.zeros(1, dim_out))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,7 +275,7 @@ class Block(nn.Module):
             nn.GELU(approximate="tanh"),
             nn.Linear(config.ffn_dim, config.dim),
         )
-        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / math.sqrt(config.dim))
+        self.modulation = nn.Parameter(drawn(1, 6, config.dim, over=math.sqrt(config.dim)))
 
     def forward(self, x_BLD: Tensor, given: Conditioning, attention: Attention) -> Tensor:
         """Return the tokens (B, Q, D) from ``attention.first_query`` on."""
@@ -288,7 +299,7 @@ class Head(nn.Module):
         super().__init__()
         self.eps = config.eps
         self.head = nn.Linear(config.dim, patch_values)
-        self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / math.sqrt(config.dim))
+        self.modulation = nn.Parameter(drawn(1, 2, config.dim, over=math.sqrt(config.dim)))
 
     def forward(self, x_BLD: Tensor, time_BFD: Tensor) -> Tensor:
         """Return (B, L, patch values); ``time`` has one embedding per frame."""

@@ -11,23 +11,26 @@ Shapes: B prompts, L tokens with padding, N rows, D or E width of the embedding.
 
 import hashlib
 import html
-import json
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ftfy
 import torch
 from torch import Tensor, nn
 
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
-from dzrobot.policies.dreamzero.network.libraries import members
+from dzrobot.policies.dreamzero.network.layers import drawn
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # With an offset on the scores, cuDNN's backward pass can give NaN where keys % 128 is 64.
 _ROW_STEP = 128
@@ -137,15 +140,12 @@ class PromptTokenizer:
         Raises:
             CheckpointError: There is no tokenizer at ``source``, or its files are damaged.
         """
-        (AutoTokenizer,) = members("transformers", "AutoTokenizer")
         self.text_len = text_len
         name, revision = str(source), ""
         if not Path(source).exists():
             name, _, revision = name.partition("@")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                name, revision=revision or "main", trust_remote_code=False
-            )
+            self._tokenizer = _tokenizer(name, revision or "main", text_len)
             # Some faults of its files show only when it is used.
             self(["pick up the cup"])
         except Exception as error:
@@ -159,29 +159,37 @@ class PromptTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """Return a SHA-256 of what it does to a text, wherever its files lie."""
-        try:
-            backend = self._tokenizer.backend_tokenizer
-        except AttributeError:
-            # One of SentencePiece's own.
-            text = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        else:
-            # Set anew by every call.
-            backend.no_padding()
-            backend.no_truncation()
-            text = backend.to_str()
-        return hashlib.sha256(f"{text} {self._tokenizer.pad_token_id}".encode()).hexdigest()
+        from tokenizers import Tokenizer
+
+        whole = Tokenizer.from_str(self._tokenizer.to_str())
+        whole.no_padding()
+        whole.no_truncation()
+        pad = self._tokenizer.padding["pad_id"]
+        return hashlib.sha256(f"{whole.to_str()} {pad}".encode()).hexdigest()
 
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return ids and mask, both (B, text_len) int64; longer prompts are cut."""
-        encoded = self._tokenizer(
-            [clean(prompt) for prompt in prompts],
-            return_tensors="pt",
-            padding="max_length",
-            truncation=True,
-            max_length=self.text_len,
-            add_special_tokens=True,
-        )
-        return encoded["input_ids"], encoded["attention_mask"]
+        encoded = self._tokenizer.encode_batch([clean(prompt) for prompt in prompts])
+        ids, mask = ([getattr(one, name) for one in encoded] for name in ("ids", "attention_mask"))
+        return torch.tensor(ids), torch.tensor(mask)
+
+
+def _tokenizer(source: str, revision: str, text_len: int) -> "Tokenizer":
+    """Return the tokenizer of a folder or repository, which cuts and pads to ``text_len``."""
+    from huggingface_hub import hf_hub_download
+    from tokenizers import Tokenizer
+
+    file, settings = (
+        Path(source) / name if Path(source).is_dir() else Path(hf_hub_download(source, name, revision=revision))
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    tokenizer = Tokenizer.from_file(str(file))
+    pad = read_json(settings, dict[str, Any], CheckpointError)["pad_token"]
+    name = pad["content"] if isinstance(pad, dict) else pad
+    tokenizer.enable_truncation(text_len)
+    number = tokenizer.token_to_id(name)
+    tokenizer.enable_padding(length=text_len, pad_id=number, pad_token=name)
+    return tokenizer
 
 
 def _first_line(error: Exception) -> str:
@@ -192,34 +200,140 @@ _LENGTH_STEP = 8
 _MAX_DISTANCE = 128
 
 
+class _Norm(nn.Module):
+    """Scales every token to unit mean square, computed in float32."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Return the normalized tokens in the dtype of the weight."""
+        square_BL1 = x_BLD.float().pow(2).mean(-1, keepdim=True)
+        return self.weight * (x_BLD * torch.rsqrt(square_BL1 + 1e-6)).to(self.weight.dtype)
+
+
+class _Attention(nn.Module):
+    """Attention among the tokens of a prompt; scores are not scaled and know distances."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        dim, inner = config.dim, config.dim_attn
+        self._heads = config.num_heads
+        self.q, self.k, self.v = (nn.Linear(dim, inner, bias=False) for _ in range(3))
+        self.o = nn.Linear(inner, dim, bias=False)
+        self.relative_attention_bias = nn.Embedding.from_pretrained(
+            drawn(config.num_buckets, config.num_heads), freeze=False
+        )
+
+    def forward(self, x_BLD: Tensor, bucket_LL: Tensor, scores_B11L: Tensor) -> Tensor:
+        """Return the update of the tokens."""
+        q_BHLK, k_BHLK, v_BHLK = (
+            project(x_BLD).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        bias_HLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1)
+        # The fused forms differ from the published numbers by 2-3 % in bf16.
+        found_BHLL = torch.matmul(q_BHLK, k_BHLK.transpose(2, 3)) + bias_HLL + scores_B11L
+        read_BHLK = torch.matmul(found_BHLL.softmax(dim=-1), v_BHLK)
+        out_BLD: Tensor = self.o(read_BHLK.transpose(1, 2).flatten(2))
+        return out_BLD
+
+
+class _FeedForward(nn.Module):
+    """Feed-forward with a gate."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        dim, hidden = config.dim, config.dim_ffn
+        self.wi_0, self.wi_1 = (nn.Linear(dim, hidden, bias=False) for _ in range(2))
+        self.wo = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Return the update of the tokens."""
+        gate = self.wi_0(x_BLD)
+        # Written out: the built-in approximation rounds elsewhere.
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate.pow(3.0))
+        out_BLD: Tensor = self.wo(0.5 * gate * (1.0 + torch.tanh(inner)) * self.wi_1(x_BLD))
+        return out_BLD
+
+
+class _Block(nn.Module):
+    """Attention and feed-forward, each after a norm, under the names of the transformers library."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(
+            nn.ModuleDict({name: update, "layer_norm": _Norm(config.dim)})
+            for name, update in (
+                ("SelfAttention", _Attention(config)),
+                ("DenseReluDense", _FeedForward(config)),
+            )
+        )
+
+    def forward(self, x_BLD: Tensor, bucket_LL: Tensor, scores_B11L: Tensor) -> Tensor:
+        """Return the tokens after the block."""
+        attention, ffn = self.layer
+        seen_BLD = attention["layer_norm"](x_BLD)
+        x_BLD = _finite(x_BLD + attention["SelfAttention"](seen_BLD, bucket_LL, scores_B11L))
+        return _finite(x_BLD + ffn["DenseReluDense"](ffn["layer_norm"](x_BLD)))
+
+
+def _finite(x_BLD: Tensor) -> Tensor:
+    """Return it within the range of float16; other dtypes have room."""
+    if x_BLD.dtype != torch.float16:
+        return x_BLD
+    most = torch.finfo(x_BLD.dtype).max
+    limit = torch.where(torch.isinf(x_BLD).any(), most - 1000, most)
+    return torch.clamp(x_BLD, min=-limit, max=limit)
+
+
+class _Stack(nn.Module):
+    """The umT5 encoder; its numbers are those of the transformers library to the bit."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self._buckets = config.num_buckets
+        self.embed_tokens = nn.Embedding.from_pretrained(
+            drawn(config.vocab, config.dim), freeze=False
+        )
+        self.block = nn.ModuleList(_Block(config) for _ in range(config.num_layers))
+        self.final_layer_norm = _Norm(config.dim)
+
+    def forward(self, ids_BL: Tensor, valid_BL: Tensor) -> Tensor:
+        """Return hidden states (B, L, D); keys that are not valid are not attended."""
+        x_BLD: Tensor = self.embed_tokens(ids_BL)
+        scores_BL = torch.zeros(valid_BL.shape, dtype=x_BLD.dtype, device=x_BLD.device)
+        scores_BL = scores_BL.masked_fill(~valid_BL, torch.finfo(x_BLD.dtype).min)
+        bucket_LL = _distances(ids_BL.shape[1], self._buckets, x_BLD.device)
+        for block in self.block:
+            x_BLD = block(x_BLD, bucket_LL, scores_BL[:, None, None])
+        out_BLD: Tensor = self.final_layer_norm(x_BLD)
+        return out_BLD
+
+
+def _distances(length: int, buckets: int, device: torch.device) -> Tensor:
+    """Return the bucket (L, L) of every key's distance from every query, int64.
+
+    Half of the buckets are for keys behind the query; of each half, half stand for one distance
+    each and the others for ever wider ranges.
+    """
+    place_L = torch.arange(length, device=device)
+    distance_LL = place_L - place_L[:, None]
+    half = buckets // 2
+    exact, near_LL = half // 2, distance_LL.abs()
+    share_LL = torch.log(near_LL.float() / exact) / math.log(_MAX_DISTANCE / exact)
+    far_LL = (exact + (share_LL * (half - exact)).long()).clamp(max=half - 1)
+    return (distance_LL > 0).long() * half + torch.where(near_LL < exact, near_LL, far_LL)
+
+
 class TextEncoder(nn.Module):
     """Token ids to prompt embeddings (docs/model.md, sections 3.1 and 6.2)."""
 
     def __init__(self, config: TextConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
-        UMT5Config, UMT5EncoderModel = members("transformers", "UMT5Config", "UMT5EncoderModel")
         super().__init__()
-        sizes = UMT5Config(
-            vocab_size=config.vocab,
-            d_model=config.dim,
-            d_kv=config.dim_attn // config.num_heads,
-            d_ff=config.dim_ffn,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            relative_attention_num_buckets=config.num_buckets,
-            relative_attention_max_distance=_MAX_DISTANCE,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            is_encoder_decoder=False,
-            use_cache=False,
-            # The other implementations differ from the published numbers by 2-3 % in bf16.
-            attn_implementation="eager",
-        )
-        # The stack alone: the model around it only adds a second name for the embedding.
-        self.stack = UMT5EncoderModel(sizes).encoder
-        # Transformers 5.5, which LeRobot 0.6 pins, wants a plain mask and makes scores of it.
-        library = vars(import_module(type(self.stack).__module__))
-        self._takes_scores = "create_bidirectional_mask" in library
+        self.stack = _Stack(config)
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Return embeddings (B, L, D); the rows of padding are zero.
@@ -239,21 +353,10 @@ class TextEncoder(nn.Module):
         read_BL, valid_BL = (
             x_BL[:, :length].to(device, non_blocking=True) for x_BL in (ids_BL, mask_BL)
         )
-        seen = self._scores(valid_BL) if self._takes_scores else valid_BL
-        hidden_BLD: Tensor = self.stack(input_ids=read_BL, attention_mask=seen).last_hidden_state
+        hidden_BLD: Tensor = self.stack(read_BL, valid_BL)
         # Per prompt: up to its own end, not to that of the shortest prompt in the batch.
         hidden_BLD = hidden_BLD.masked_fill(~valid_BL[..., None], 0)
         return nn.functional.pad(hidden_BLD, (0, 0, 0, ids_BL.shape[1] - length))
-
-    def _scores(self, valid_BL: Tensor) -> Tensor:
-        """Return what is added to attention scores (B, 1, L, L).
-
-        What the library makes of a plain mask, but for that it reads the mask on the host first.
-        """
-        dtype = self.stack.embed_tokens.weight.dtype
-        scores_BL = torch.zeros(valid_BL.shape, dtype=dtype, device=valid_BL.device)
-        scores_BL = scores_BL.masked_fill(~valid_BL, torch.finfo(dtype).min)
-        return scores_BL[:, None, None].expand(-1, -1, valid_BL.shape[1], -1)
 
 
 class PromptCache:

@@ -30,7 +30,7 @@ def text(golden: Golden) -> Results:
     encoder, results = loaded(TextEncoder(text_config(golden.manifest["config"])), golden)
     ids, mask = golden["in.input_ids"], golden["in.attention_mask"]
     expected = golden["out.prompt_emb_per_sample_masked"]
-    hidden = encoder.stack(input_ids=ids, attention_mask=mask).last_hidden_state
+    hidden = encoder.stack(ids, mask.bool())
     valid = mask.bool()
     return results | {
         "last_hidden": (

@@ -49,3 +49,21 @@ def test_half_precision_stays_near(encoder, frames):
     half = encoder.bfloat16()(frames.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half.float() - full).norm() / full.norm() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_encoder_has_the_bits_of_the_library(frames, dtype):
+    """``transformers`` is somebody else's implementation of the same encoder."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    torch.manual_seed(0)
+    own = ImageEncoder(CONFIG).to(dtype).eval()
+    sizes = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16 * CONFIG.vision_mlp_ratio, num_hidden_layers=3,
+        num_attention_heads=2, image_size=28, patch_size=7, hidden_act="gelu", layer_norm_eps=1e-5,
+    )  # fmt: skip
+    library = CLIPVisionModel(sizes).to(dtype).eval()
+    library.load_state_dict(own.vision.state_dict())
+    with torch.no_grad():
+        wanted = library(own.pixels(frames).to(dtype), output_hidden_states=True)
+        assert torch.equal(own(frames), wanted.hidden_states[-2])

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.directory import TOKENIZER_FOLDER
 from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.prompt import (
     PromptCache,
@@ -39,7 +41,7 @@ def test_real_length_equals_padded(encoder, prompts, dtype):
     encoder = copy.deepcopy(encoder).to(dtype)
     ids, mask = prompts
     for count in range(1, len(ids)):
-        full = encoder.stack(input_ids=ids[:count], attention_mask=mask[:count]).last_hidden_state
+        full = encoder.stack(ids[:count], mask[:count].bool())
         embedded = encoder(ids[:count], mask[:count])
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(
@@ -132,3 +134,43 @@ def test_cleaning_repairs_text():
 def test_missing_tokenizer_names_the_remedy(tmp_path):
     with pytest.raises(CheckpointError, match=r"download google/umt5-xxl"):
         PromptTokenizer(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [1, 24, 300])
+def test_encoder_has_the_bits_of_the_library(dtype, length):
+    """``transformers`` is somebody else's implementation of the same encoder."""
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    config = TextConfig(vocab=90, dim=16, dim_attn=24, dim_ffn=40, num_heads=4, num_layers=3)
+    torch.manual_seed(0)
+    own = TextEncoder(config).to(dtype).eval()
+    sizes = UMT5Config(
+        vocab_size=90, d_model=16, d_kv=6, d_ff=40, num_layers=3, num_heads=4,
+        relative_attention_num_buckets=config.num_buckets, relative_attention_max_distance=128,
+        feed_forward_proj="gated-gelu", dropout_rate=0.0, is_encoder_decoder=False,
+        use_cache=False, attn_implementation="eager",
+    )  # fmt: skip
+    library = UMT5EncoderModel(sizes).encoder.to(dtype).eval()
+    library.load_state_dict(own.stack.state_dict())
+    ids = torch.randint(90, (2, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(length) < torch.tensor([[length], [(length + 1) // 2]])
+    with torch.no_grad():
+        wanted = library(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        assert torch.equal(own.stack(ids, mask), wanted)
+
+
+@pytest.mark.parametrize("source", ["words", "bundled"])
+def test_tokens_are_those_of_the_library(tokenizer_folder, source):
+    from transformers import AutoTokenizer
+
+    folder = tokenizer_folder if source == "words" else default_checkpoint() / TOKENIZER_FOLDER
+    texts = ["pick up the cup", "", "café </s> pick &amp; <pad> cup", "抓住杯子 🤖", "cup " * 40]
+    library = AutoTokenizer.from_pretrained(str(folder))
+    wanted = library(
+        [clean(text) for text in texts], return_tensors="pt", padding="max_length",
+        truncation=True, max_length=24, add_special_tokens=True,
+    )  # fmt: skip
+    ids, mask = PromptTokenizer(folder, text_len=24)(texts)
+    assert torch.equal(ids, wanted["input_ids"])
+    assert torch.equal(mask, wanted["attention_mask"])
