@@ -49,7 +49,7 @@ PARTS: Mapping[str, str] = {
 """Part -> function, imported where it runs; in the order in which they run."""
 
 LIBRARIES = (
-    "pydantic", "gymnasium", "ftfy", "diffusers", "transformers", "cv2", "pyarrow", "peft",
+    "pydantic", "gymnasium", "ftfy", "tokenizers", "cv2", "pyarrow", "peft",
     "av", "mujoco", "robosuite", "OpenGL", "torchao",
 )  # fmt: skip
 """What some part needs; those that a machine lacks are said first."""

@@ -22,6 +22,7 @@ from from_tests import (
     RECORDED,
     Call,
     ChunkSetup,
+    LibraryCoder,
     StepSetup,
     rehearse_chunks,
     rehearse_step,
@@ -56,13 +57,13 @@ _CLIP = (2, 3, 9, 64, 96)
 @contextmanager
 def before() -> Iterator[None]:
     """Let the library's layers be built, and views be prepared one by one."""
-    lighten, alike = vae_module._lighten, video_module._alike
-    vae_module._lighten = lambda _: None
+    coder, alike = vae_module.WanCoder, video_module._alike
+    vae_module.WanCoder = LibraryCoder  # type: ignore[assignment,misc]
     video_module._alike = lambda views: [[view] for view in views]
     try:
         yield
     finally:
-        vae_module._lighten, video_module._alike = lighten, alike
+        vae_module.WanCoder, video_module._alike = coder, alike  # type: ignore[misc]
 
 
 def step_lines(name: str) -> Iterator[str]:

@@ -194,7 +194,8 @@ def traced_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     dtype: torch.dtype = getattr(torch, request.param)
     if dtype == torch.bfloat16:
         laid = functools.partial(torch.Tensor.contiguous, memory_format=torch.channels_last_3d)
-        monkeypatch.setattr("dzrobot.policies.dreamzero.network.vae._channels_last", laid)
+        for module in ("vae", "wan"):
+            monkeypatch.setattr(f"dzrobot.policies.dreamzero.network.{module}.channels_last", laid)
     torch._dynamo.reset()
     return dtype
 

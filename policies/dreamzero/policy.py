@@ -110,7 +110,7 @@ class DreamZeroPolicy(Policy):
             device=self._network.device, is_on=self.options.compile,
         )  # fmt: skip
         self._generate = generate_options(self.options)
-        # Loaded here, so that the first plan does not wait for a library.
+        # Made here, so that the first plan does not wait for it.
         schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
         if parts.negative is not None and self._generate.prompts == 1:
             raise ConfigError(

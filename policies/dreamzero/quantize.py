@@ -4,14 +4,16 @@ Inexact, so it is asked for by name. Embeddings, heads, encoders and autoencoder
 they are few, and actions enter and leave through them.
 """
 
+import importlib
+import logging
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import ConfigError
 from dzrobot.importing import required
-from dzrobot.policies.dreamzero.network.libraries import members
 from dzrobot.policies.dreamzero.options import Quantization
 
 _FP8_CAPABILITY = (8, 9)
@@ -47,11 +49,25 @@ def check_quantization(kind: Quantization, device: torch.device, dtype: torch.dt
 
 def quantize_block(block: nn.Module, kind: Quantization) -> None:
     """Quantize the linear layers of ``block``, where it lies."""
-    quantize, int8, fp8, by_row = members(
-        "torchao.quantization", "quantize_", "Int8WeightOnlyConfig",
-        "Float8DynamicActivationFloat8WeightConfig", "PerRow",
-    )  # fmt: skip
-    quantize(block, int8() if kind == "int8" else fp8(granularity=by_row()))
+    library = _torchao("torchao.quantization")
+    if kind == "int8":
+        form = library.Int8WeightOnlyConfig()
+    else:
+        form = library.Float8DynamicActivationFloat8WeightConfig(granularity=library.PerRow())
+    library.quantize_(block, form)
+
+
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that say which kernels and formats torchao does without."""
+
+
+def _torchao(module: str) -> Any:
+    """Return a module of the library, loaded at the first call: that takes a second."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # A network may be in the making on the meta device; what is computed here has to be there.
+    with torch.device("cpu"):
+        return importlib.import_module(module)
 
 
 def quantized_bytes(layer: nn.Linear, itemsize: int) -> list[int]:
@@ -90,7 +106,7 @@ def set_nf4(layer: nn.Linear, weight: Tensor, *, device: torch.device, dtype: to
         dtype: What it is rounded from.
     """
     weight = weight.to(device, dtype)
-    (to_nf4,) = members("torchao.quantization.quantize_.workflows.nf4.nf4_tensor", "to_nf4")
+    library = _torchao("torchao.quantization.quantize_.workflows.nf4.nf4_tensor")
     scales = gcd(weight.numel() // _NF4_BLOCK, _NF4_SCALES)
-    four_bit = to_nf4(weight, block_size=_NF4_BLOCK, scaler_block_size=scales)
+    four_bit = library.to_nf4(weight, block_size=_NF4_BLOCK, scaler_block_size=scales)
     layer.weight = nn.Parameter(four_bit, requires_grad=False)

@@ -272,10 +272,6 @@ HEAVY = Nursery(
     "dzrobot.training.run.build",
     "dzrobot.training.run.trainer",
     "torch.utils.tensorboard",
-    # What networks are built of, imported where one is.
-    "diffusers.models.autoencoders.autoencoder_kl_wan",
-    "transformers.models.clip.modeling_clip",
-    "transformers.models.umt5.modeling_umt5",
 )
 """Of commands that need torch."""
 

@@ -41,12 +41,14 @@ from dzrobot.policies.dreamzero.network.keymap import PREFIXES
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 
-def test_importing_the_policy_loads_no_library_of_models():
-    """They are loaded where a network is built: most of the seconds that a command begins with."""
+def test_a_policy_is_loaded_without_libraries_of_models_and_the_compiler():
+    """To import them took most of the seconds that a command begins with."""
     program = (
-        "import sys; from dzrobot.policies.dreamzero.policy import DreamZeroPolicy;"
-        "print(sorted(sys.modules.keys() & {'transformers', 'diffusers', 'torch._dynamo',"
-        " 'torch.distributed.checkpoint'}))"
+        "import sys; from dzrobot import DreamZeroPolicy, default_checkpoint;"
+        "DreamZeroPolicy.from_pretrained(default_checkpoint());"
+        "print(sorted(sys.modules.keys() & {'transformers', 'diffusers', 'peft', 'accelerate',"
+        " 'scipy', 'sympy', 'torchao', 'requests', 'huggingface_hub', 'torch._dynamo',"
+        " 'torch._inductor', 'torch.distributed.checkpoint', 'torch.distributed.fsdp'}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")

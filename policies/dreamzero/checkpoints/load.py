@@ -189,7 +189,7 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     if quantize is not None:
         on_host.update(network.model.blocks.modules())
     for module in network.modules():
-        module.to_empty(device="cpu" if module in on_host else device, recurse=False)
+        _give_memory(module, torch.device("cpu") if module in on_host else device)
     fill_network(network, source)
     offloader = Offloader(device)
     if quantize is not None:
@@ -199,6 +199,16 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
             offloader.offload([part for part in block.modules() if part in waiting])
     offloader.offload([part for part in waiting if not is_offloaded(part)])
     return network.eval().requires_grad_(requires_grad=False)
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """Give the weights of ``module`` itself memory; what they hold is left open.
+
+    ``Module.to_empty`` does so by an operator of the meta device that loads sympy.
+    """
+    module._apply(
+        lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device), recurse=False
+    )
 
 
 def complete_source(
@@ -413,6 +423,10 @@ def load_weights(
 
 
 def _copy(target: Tensor, piece: Tensor) -> None:
+    if type(target) is Tensor:
+        # Not sharded: nothing of torch.distributed is needed, which takes half a second to load.
+        target.copy_(piece)
+        return
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(target, DTensor):

@@ -12,7 +12,7 @@ width of an action.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,10 +21,6 @@ from torch.nn import functional
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.config import DiTConfig, HeadConfig, Solver
-from dzrobot.policies.dreamzero.network.libraries import members
-
-if TYPE_CHECKING:
-    from diffusers import UniPCMultistepScheduler
 
 TRAIN_STEPS = 1000
 SHIFT = 5.0
@@ -93,8 +89,8 @@ class InferenceSchedule:
     """A solver for fixed noise levels; see :func:`inference_schedule`.
 
     UniPC (order 2, bh2) is linear: the sample after step k is a fixed combination of the starting
-    noise and of the velocities predicted so far. The library's solver is run once on unit vectors
-    to read the coefficients off. A step then costs one weighted sum in float32, without transfers
+    noise and of the velocities predicted so far. The solver is run once on unit vectors to read the
+    coefficients off. A step then costs one weighted sum in float32, without transfers
     between devices and without any state but the :class:`Trajectory`'s (docs/model.md, section
     4.2).
     """
@@ -179,22 +175,71 @@ def inference_schedule(
             f"steps={steps}, final_noise={final_noise}: steps must be at least 1 and final_noise "
             f"in [0, 1); the published values are {INFERENCE_STEPS} and 0 or 0.8"
         )
-    library = _library_solver(steps, shift, final_noise)
-    coefficients = _euler(library.sigmas) if solver == "euler" else _read_off(library, steps)
+    sigmas, timesteps = _levels(steps, shift, final_noise)
+    coefficients = _euler(sigmas) if solver == "euler" else _unipc(sigmas)
     return InferenceSchedule(
-        sigmas=tuple(library.sigmas.tolist()),
-        timesteps=tuple(library.timesteps.tolist()),
+        sigmas=tuple(sigmas.tolist()),
+        timesteps=tuple(timesteps.tolist()),
         coefficients=coefficients.float(),
     )
 
 
-def _read_off(solver: "UniPCMultistepScheduler", steps: int) -> Tensor:
-    units = torch.eye(steps + 1, dtype=torch.float64, device="cpu")[:, None, None]
-    rows, sample = [], units[0]
-    for timestep, unit in zip(solver.timesteps, units[1:], strict=True):
-        (sample,) = solver.step(unit, timestep, sample, return_dict=False)
-        rows.append(sample.flatten())
+def _unipc(sigmas: Tensor) -> Tensor:
+    """Return UniPC's coefficients; what it does is done to unit vectors, in float64."""
+    steps = len(sigmas) - 1
+    units = torch.eye(steps + 1, dtype=torch.float64, device="cpu")
+    rows, clean = [], list[Tensor]()
+    before, sample, order = units[0], units[0], 0
+    for k in range(steps):
+        found = sample - sigmas[k] * units[k + 1]
+        if k:
+            sample = _unipc_step(sigmas[: k + 1], before, clean, order, found)
+        clean.append(found)
+        # The first step has nothing before it, and the last one takes no risk.
+        order = min(2, steps - k, k + 1)
+        before = sample
+        sample = _unipc_step(sigmas[: k + 2], before, clean, order)
+        rows.append(sample)
     return torch.stack(rows)
+
+
+def _unipc_step(
+    sigmas: Tensor, x: Tensor, clean: list[Tensor], order: int, found: Tensor | None = None
+) -> Tensor:
+    """Return the sample at the last of ``sigmas`` from the one before, ``x``.
+
+    Args:
+        sigmas: Noise levels so far, float32; logarithms of their ratios are in float32 as well.
+        x: Sample at the last level but one.
+        clean: Clean samples that were predicted at the levels before the last.
+        order: 1 or 2.
+        found: The one predicted at the last level, to correct the sample there; None: predict it.
+    """
+
+    def level(place: int) -> Tensor:
+        return torch.log(1 - sigmas[place]) - torch.log(sigmas[place])
+
+    newest = clean[-1]
+    h = level(-1) - level(-2)
+    base = torch.expm1(-h)
+    curve: Tensor | int = 0
+    weights = torch.full((2,), 0.5, dtype=x.dtype, device="cpu")
+    if order == 2:
+        ratio = (level(-3) - level(-2)) / h
+        curve = (clean[-2] - newest) / ratio
+        if found is not None:
+            one = torch.ones((), device="cpu")
+            powers = torch.stack([torch.stack([one, one]), torch.stack([ratio, one])])
+            first = base / -h - 1
+            second = first / -h - 0.5
+            wanted = torch.stack([first / base, second * 2 / base])
+            weights = torch.linalg.solve(powers, wanted).to(x.dtype)
+    change = weights[0] * curve
+    if found is not None:
+        change = change + weights[1] * (found - newest)
+    alpha = 1 - sigmas[-1]
+    moved = sigmas[-1] / sigmas[-2] * x - alpha * base * newest
+    return moved - alpha * base * change
 
 
 def _euler(sigmas: Tensor) -> Tensor:
@@ -203,23 +248,19 @@ def _euler(sigmas: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(taken[:, :1]), taken], dim=1)
 
 
-def _library_solver(steps: int, shift: float, final_noise: float) -> "UniPCMultistepScheduler":
-    """Return the library's solver at the published noise levels."""
-    (UniPCMultistepScheduler,) = members("diffusers", "UniPCMultistepScheduler")
-    solver = UniPCMultistepScheduler(
-        num_train_timesteps=TRAIN_STEPS,
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-        flow_shift=shift,
-    )
-    # The library's own levels start at 1.0; the published ones at the float32 value of 0.999.
-    solver.set_timesteps(sigmas=np.linspace(float(np.float32(0.999)), 0, steps + 1)[:-1])
+def _levels(steps: int, shift: float, final_noise: float) -> tuple[Tensor, Tensor]:
+    """Return the published noise levels (steps + 1,) float32, and timesteps (steps,) int64."""
+    # The first level is the float32 value of 0.999.
+    linear = np.linspace(float(np.float32(0.999)), 0, steps + 1)[:-1]
+    shifted = shift * linear / (1 + (shift - 1) * linear)
+    # At 1 a logarithm would be infinite.
+    shifted[0] -= 1e-6 if abs(shifted[0] - 1) < 1e-6 else 0
+    sigmas = torch.from_numpy(np.append(shifted, 0).astype(np.float32))
+    timesteps = torch.from_numpy(shifted * TRAIN_STEPS).long()
     if final_noise:
-        first = solver.sigmas[0]
-        solver.sigmas = solver.sigmas * (first - final_noise) / first + final_noise
-        solver.timesteps = (solver.sigmas[:-1] * TRAIN_STEPS).long()
-    solver.set_begin_index(0)
-    return solver
+        sigmas = sigmas * (sigmas[0] - final_noise) / sigmas[0] + final_noise
+        timesteps = (sigmas[:-1] * TRAIN_STEPS).long()
+    return sigmas, timesteps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

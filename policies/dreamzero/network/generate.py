@@ -503,7 +503,7 @@ class _Call:
 def schedules(
     head: HeadConfig, steps: int, solver: Solver = "unipc"
 ) -> tuple[InferenceSchedule, InferenceSchedule]:
-    """Return the solvers of video and actions, made once; the first call loads their library."""
+    """Return the solvers of video and actions, made once."""
     final = head.video_inference_final_noise if head.decouple_inference_noise else 0.0
     return (
         inference_schedule(steps, final_noise=final, solver=solver),

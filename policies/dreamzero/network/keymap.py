@@ -176,7 +176,7 @@ def _vae_modules(vae: Vae) -> dict[str, str]:
             if j <= blocks:
                 modules |= _residual(f"{up}.resnets.{j}", official)
             else:
-                modules |= _resample(f"{up}.upsamplers.0" if flat else f"{up}.upsampler", official)
+                modules |= _resample(f"{up}.upsamplers.0", official)
     return {f"coder.{library}": official for library, official in modules.items()}
 
 

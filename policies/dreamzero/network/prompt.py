@@ -176,11 +176,10 @@ class PromptTokenizer:
 
 def _tokenizer(source: str, revision: str, text_len: int) -> "Tokenizer":
     """Return the tokenizer of a folder or repository, which cuts and pads to ``text_len``."""
-    from huggingface_hub import hf_hub_download
     from tokenizers import Tokenizer
 
     file, settings = (
-        Path(source) / name if Path(source).is_dir() else Path(hf_hub_download(source, name, revision=revision))
+        Path(source) / name if Path(source).is_dir() else _fetched(source, revision, name)
         for name in ("tokenizer.json", "tokenizer_config.json")
     )
     tokenizer = Tokenizer.from_file(str(file))
@@ -190,6 +189,12 @@ def _tokenizer(source: str, revision: str, text_len: int) -> "Tokenizer":
     number = tokenizer.token_to_id(name)
     tokenizer.enable_padding(length=text_len, pad_id=number, pad_token=name)
     return tokenizer
+
+
+def _fetched(repo: str, revision: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo, name, revision=revision))
 
 
 def _first_line(error: Exception) -> str:
@@ -259,7 +264,7 @@ class _FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and feed-forward, each after a norm, under the names of the transformers library."""
+    """Attention and feed-forward, each after a norm, named as in the transformers library."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

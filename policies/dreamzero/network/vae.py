@@ -1,27 +1,25 @@
 """Video to normalized latents and back.
 
-The weights sit in the library's causal autoencoder; the loop over time chunks is here, because the
-library keeps the state of a running call on the module.
+The loop over parts of a video is here, the layers are in :mod:`.wan`.
 
 Legend of shape suffixes: B clips, C channels, T frames, F latent frames, H W pixels, h w latent.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import VaeConfig
-from dzrobot.policies.dreamzero.network.libraries import members
+from dzrobot.policies.dreamzero.network.wan import ChannelNorm, Held, WanCoder, channels_last
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.network.graphs import Graphs
 
-_Held = tuple[Tensor | str | None, ...]
+_Carried = tuple[Held, ...]
 """What the decoder carries over at each convolution: frames, or that they are to come."""
 
 MEAN: dict[str, tuple[float, ...]] = {}
@@ -56,27 +54,14 @@ class Vae(nn.Module):
 
     def __init__(self, config: VaeConfig) -> None:
         """Build the autoencoder of ``config`` with newly initialized weights."""
-        (AutoencoderKLWan,) = members("diffusers", "AutoencoderKLWan")
         super().__init__()
         self.config = config
-        channels = 3 * config.patch_size**2
-        self.coder = AutoencoderKLWan(
-            base_dim=config.dim,
-            decoder_base_dim=config.dec_dim,
-            z_dim=config.z_dim,
-            dim_mult=list(config.dim_mult),
-            num_res_blocks=config.num_res_blocks,
-            temperal_downsample=list(config.temporal_downsample),
-            is_residual=config.version == "2.2",
-            in_channels=channels,
-            out_channels=channels,
-        )
-        _lighten(self.coder)
+        self.coder = WanCoder(config)
 
     def pointwise_layers(self) -> Iterator[nn.Module]:
         """Yield the encoder's norms and averages, which several operators make: to be compiled."""
         for name, module in self.coder.encoder.named_modules():
-            if isinstance(module, _ChannelNorm) or name.endswith("avg_shortcut"):
+            if isinstance(module, ChannelNorm) or name.endswith("avg_shortcut"):
                 yield module
 
     def encode(self, video_B3THW: Tensor) -> Tensor:
@@ -94,14 +79,12 @@ class Vae(nn.Module):
                 f"a clip of {frames} frames cannot be encoded: it must have 1 + {stride}k frames "
                 f"(1, {1 + stride}, {1 + 2 * stride}, ...); cut or repeat frames"
             )
-        video_B3THW = _channels_last(self._fold(video_B3THW.to(self._dtype)))
+        video_B3THW = channels_last(self._fold(video_B3THW.to(self._dtype)))
         cache = _new_cache(self.coder.encoder)
         # The first frame stands alone; the causal convolutions carry on from chunk to chunk.
         bounds = [(0, 1), *((start, start + stride) for start in range(1, frames, stride))]
         moments = [
-            self.coder.quant_conv(
-                self.coder.encoder(video_B3THW[:, :, start:end], feat_cache=cache, feat_idx=[0])
-            )
+            self.coder.quant_conv(self.coder.encoder(video_B3THW[:, :, start:end], cache))
             for start, end in bounds
         ]
         return self._normalize(torch.cat(moments, dim=2)[:, : self.config.z_dim])
@@ -191,19 +174,14 @@ class Decoding:
         return frames_B3THW
 
     def _decoded(
-        self, given: tuple[Tensor, _Held], start: int, stop: int | None
-    ) -> tuple[Tensor, _Held]:
+        self, given: tuple[Tensor, _Carried], start: int, stop: int | None
+    ) -> tuple[Tensor, _Carried]:
         """Return the clips of latents after what is held, and what is held then."""
         latent_BCFhw, held = given
         coder, cache = self._vae.coder, list(held)
         latent_BCFhw = coder.post_quant_conv(self._vae._denormalize(latent_BCFhw))
         decoded = [
-            coder.decoder(
-                latent_BCFhw[:, :, i : i + 1],
-                feat_cache=cache,
-                feat_idx=[0],
-                first_chunk=not i and held[0] is None,
-            )
+            coder.decoder(latent_BCFhw[:, :, i : i + 1], cache, first=not i and held[0] is None)
             for i in range(latent_BCFhw.shape[2])[start:stop]
         ]
         return self._vae._unfold(torch.cat(decoded, dim=2)), tuple(cache)
@@ -226,112 +204,6 @@ def channel_statistics(config: VaeConfig, device: torch.device) -> tuple[Tensor,
         return mean, std
 
 
-def _new_cache(side: nn.Module) -> list[Tensor | str | None]:
+def _new_cache(side: nn.Module) -> list[Held]:
     """Return an empty slot per causal convolution for the frames it carries to the next chunk."""
     return [None] * sum(isinstance(module, nn.Conv3d) for module in side.modules())
-
-
-class _CausalConv(nn.Conv3d):
-    """The library's causal convolution, padded by the convolution itself.
-
-    The library first writes a padded copy of all that it convolves. Results are the same bits,
-    except for single frames in a fit.
-    """
-
-    def __init__(self, original: nn.Conv3d, margins: tuple[int, ...]) -> None:
-        """Take over the weights of ``original``.
-
-        Args:
-            original: The library's.
-            margins: What it pads: columns, rows and frames, before and after each.
-        """
-        super().__init__(
-            original.in_channels, original.out_channels, device="meta",
-            kernel_size=cast(tuple[int, int, int], original.kernel_size),
-            stride=cast(tuple[int, int, int], original.stride),
-            padding=(0, margins[2], margins[0]),
-        )  # fmt: skip
-        self.weight, self.bias = original.weight, original.bias
-        self._frames_before, self._beside = margins[4], (margins[2], margins[0])
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert the weights, in the layout of where they are."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.weight.data = _channels_last(self.weight.data)
-        return self
-
-    def forward(self, x_BCTHW: Tensor, cache_x: Tensor | None = None) -> Tensor:
-        """Return the convolved frames, those of ``cache_x`` and then black ones before them."""
-        parts, missing = [x_BCTHW], self._frames_before
-        fitted = torch.is_grad_enabled() and self.weight.requires_grad
-        if fitted and cache_x is None and x_BCTHW.shape[2] == 1:
-            # Only black frames come before it: the kernel's last frame is enough, a third of the
-            # time. Last bits may differ, so only fits do this.
-            frame_BCHW, weight = x_BCTHW[:, :, 0], self.weight[:, :, -1]
-            strides = self.stride[1:]
-            return F.conv2d(frame_BCHW, weight, self.bias, strides, self._beside)[:, :, None]
-        if cache_x is not None and missing:
-            parts.insert(0, cache_x)
-            missing -= cache_x.shape[2]
-        if missing > 0:
-            B, C, _, H, W = x_BCTHW.shape
-            # Laid out so that on an accelerator all parts are laid out alike.
-            black = torch.zeros(B, missing, H, W, C, dtype=x_BCTHW.dtype, device=x_BCTHW.device)
-            parts.insert(0, black.permute(0, 4, 1, 2, 3))
-        return super().forward(torch.cat(parts, dim=2) if len(parts) > 1 else x_BCTHW)
-
-
-class _ChannelNorm(nn.Module):
-    """The library's norm over channels, and the activation that follows it.
-
-    In half precision the library makes float32 copies of its inputs and results. Results are the
-    same bits.
-    """
-
-    def __init__(self, original: nn.Module, *, activated: bool) -> None:
-        """Take over the weights of ``original``; ``activated``: SiLU follows."""
-        super().__init__()
-        (self.gamma,) = original.parameters()
-        self._scale = len(self.gamma) ** 0.5
-        self._activated = activated
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized channels of (B, C, ...)."""
-        if x.dtype == torch.float32:
-            normal = F.normalize(x, dim=1)
-        else:
-            length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)
-            # torch.compile refuses an ``out`` with channels side by side, and autograd any ``out``.
-            trained = torch.is_grad_enabled() and x.requires_grad
-            out = None if trained or torch.compiler.is_compiling() else torch.empty_like(x)
-            normal = torch.div(x, length.clamp_min(1e-12), out=out).to(x.dtype)
-        # Weights are float32 where only products are in half precision.
-        normal = normal * self._scale * self.gamma.to(x.dtype)
-        return F.silu(normal) if self._activated else normal
-
-
-def _lighten(coder: nn.Module) -> None:
-    """Let the library's layers of ``coder`` move less memory; names of weights stay."""
-    convolution, norm = members(
-        "diffusers.models.autoencoders.autoencoder_kl_wan", "WanCausalConv3d", "WanRMS_norm"
-    )
-    for module in coder.modules():
-        children = dict(module.named_children())
-        activated = isinstance(children.get("nonlinearity"), nn.SiLU)
-        for name, child in children.items():
-            if isinstance(child, convolution):
-                module.register_module(name, _CausalConv(child, child._padding))
-            elif isinstance(child, norm):
-                module.register_module(name, _ChannelNorm(child, activated=activated))
-        if activated:
-            module.register_module("nonlinearity", nn.Identity())
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Return it with channels side by side, as an accelerator's convolutions read them.
-
-    On a processor it stays as it is: last bits depend on the layout.
-    """
-    if tensor.device.type == "cpu":
-        return tensor.contiguous()
-    return tensor.contiguous(memory_format=torch.channels_last_3d)

@@ -1,13 +1,15 @@
 """Noise levels, the solver and step skipping."""
 
+import numpy as np
 import pytest
 import torch
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.diffusion import (
+    SHIFT,
+    TRAIN_STEPS,
     DynamicPlan,
     TrainingSchedule,
-    _library_solver,
     inference_schedule,
     step_plan,
 )
@@ -17,12 +19,44 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def library_solver(steps, final_noise):
+    """Return the solver of ``diffusers``, somebody else's, at the published noise levels."""
+    from diffusers import UniPCMultistepScheduler
+
+    solver = UniPCMultistepScheduler(
+        num_train_timesteps=TRAIN_STEPS, prediction_type="flow_prediction", use_flow_sigmas=True,
+        flow_shift=SHIFT,
+    )  # fmt: skip
+    solver.set_timesteps(sigmas=np.linspace(float(np.float32(0.999)), 0, steps + 1)[:-1])
+    if final_noise:
+        first = solver.sigmas[0]
+        solver.sigmas = solver.sigmas * (first - final_noise) / first + final_noise
+        solver.timesteps = (solver.sigmas[:-1] * TRAIN_STEPS).long()
+    solver.set_begin_index(0)
+    return solver
+
+
+@pytest.mark.parametrize("final_noise", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 16, 40])
+def test_levels_and_coefficients_have_the_bits_of_the_library(steps, final_noise):
+    solver = library_solver(steps, final_noise)
+    units = torch.eye(steps + 1, dtype=torch.float64)[:, None, None]
+    rows, sample = [], units[0]
+    for timestep, unit in zip(solver.timesteps, units[1:], strict=True):
+        (sample,) = solver.step(unit, timestep, sample, return_dict=False)
+        rows.append(sample.flatten())
+    own = inference_schedule(steps, final_noise=final_noise)
+    assert own.sigmas == tuple(solver.sigmas.tolist())
+    assert own.timesteps == tuple(solver.timesteps.tolist())
+    assert torch.equal(own.coefficients, torch.stack(rows).float())
+
+
 @pytest.mark.parametrize("final_noise", [0.0, 0.8])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 16, 40])
 def test_the_weighted_sum_is_the_library_solver(steps, final_noise):
     noise, velocities = random(2, 3, 4), random(steps, 2, 3, 4, seed=1)
     schedule = inference_schedule(steps, final_noise=final_noise)
-    solver = _library_solver(steps, 5.0, final_noise)
+    solver = library_solver(steps, final_noise)
     trajectory, sample = schedule.start(noise), noise.double()
     for velocity, timestep in zip(velocities, solver.timesteps, strict=True):
         (sample,) = solver.step(velocity.double(), timestep, sample, return_dict=False)
