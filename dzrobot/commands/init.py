@@ -2,12 +2,9 @@
 
 import argparse
 
-import torch
-
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
-from dzrobot.training.tiny.autoencoder import AutoencoderPlan
-from dzrobot.training.tiny.init import SIZES, FittedTo, write_fitted_checkpoint
+from dzrobot.training.tiny.plan import SIZES, AutoencoderPlan
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 
@@ -70,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
+    # Here, as help needs none of it.
+    import torch
+
+    from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
+
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     datasets = [str(path) for path in arguments.dataset]

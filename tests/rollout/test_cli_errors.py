@@ -173,3 +173,18 @@ def test_nothing_heavy_is_imported(words, said, tmp_path):
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr == f"{said}[]\n"
+
+
+def test_help_of_no_command_imports_torch():
+    program = """if True:
+        import contextlib, io, sys
+        from dzrobot import cli
+        for name in cli.COMMANDS:
+            with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+                cli.main([name, "--help"])
+            heavy = {"torch", "mujoco", "transformers", "tokenizers"} & sys.modules.keys()
+            if heavy or not text.getvalue():
+                sys.exit(f"{name}: {sorted(heavy)}")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

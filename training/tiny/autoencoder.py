@@ -11,7 +11,7 @@ encoder and first decoder layers, both 1x1x1, take that scale on: exactly, becau
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.errors import ConfigError, StatisticsError
+from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import ACTION_HORIZON
 from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.network.vae import MEAN, STD, Vae
@@ -34,8 +34,8 @@ from dzrobot.training.data import (
 from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.run.inputs import keyed_generator
-from dzrobot.training.sft_config import EpisodeChoice
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.plan import AutoencoderPlan
 
 STILL, CLIP = 5, 9
 """Frames that are read at once for stills, and of a clip: the shortest that has a third latent
@@ -44,85 +44,10 @@ frame, from which on every latent frame is encoded beside one of four frames."""
 _LATENT_WEIGHT = 1e-3
 _LEAST_ERROR = 1e-5
 """Squared error of a frame (50 dB) below which the decoder is no longer rewarded."""
-_FEWEST = 3
-"""Updates in which a rate can rise and fall."""
 _FEW = 20
 """Updates of which a twentieth is too short to raise the rate in; then it takes two."""
 _NARROW = 8
 """Rows or columns of a weight below which orthogonal updates are left to AdamW."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoencoderPlan:
-    """How the autoencoder is fitted."""
-
-    still_steps: int = 3000
-    """Optimizer steps on single frames. Each shows as much of a scene as a clip does, in a
-    tenth of the time."""
-
-    still_batch: int = 8
-    """Frames per such step."""
-
-    still_bytes: int = 512 << 20
-    """Memory for the recordings that these frames are drawn from, which are decoded once; other
-    clips are left out. Twice as much is needed while they are read."""
-
-    clip_steps: int = 600
-    """Then, optimizer steps on clips of nine frames."""
-
-    clip_batch: int = 2
-    """Clips per such step."""
-
-    decoder_steps: int = 0
-    """Then, optimizer steps of the decoder alone on further clips, with half the learning rates."""
-
-    lr: float = 0.02
-    """Highest learning rate of weight matrices, by Muon; it falls to zero along a cosine."""
-
-    other_lr: float = 2e-3
-    """The same for all other parameters, by AdamW."""
-
-    latent_noise: float = 0.05
-    """Noise on latents of unit variance while decoding: neighbors must look alike."""
-
-    predicted_noise: float = 2.0
-    """Most noise on a clip's latents after the first, while the decoder is fitted alone; each clip
-    draws its own level. They stand for a network's predictions, which are far less exact than the
-    first, that of a frame it has seen."""
-
-    focus: float = 12.0
-    """Extra weight of what differs from the batch's mean image: cameras do not move, and a small
-    object covers few pixels, which an even average would neglect."""
-
-    color: float = 1.0
-    """Weight of errors in the differences between red, green and blue. Most errors are of
-    brightness: without this term, small objects stay gray for a long time, and objects that
-    differ only in color look the same to the network."""
-
-    held_batches: int = 16
-    """Batches after the last step that the latents' scale and the errors are measured on."""
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of products and activations in the fit; weights, updates and the loss are float32."""
-
-    seed: int = 0
-    """Seed of the order of clips and of the latent noise."""
-
-    num_workers: int = 0
-    """Processes that read recordings."""
-
-    held_out: int = 0
-    """Last episodes of each folder that nothing is fitted to, as ``data.holdout_episodes`` of a
-    run."""
-
-    episodes: EpisodeChoice = "successes"
-    """Which are used, as in :class:`~dzrobot.training.data.ReaderOptions`."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a phase too short for its learning rates to rise and fall."""
-        for steps in (self.still_steps, self.clip_steps, self.decoder_steps):
-            if 0 < steps < _FEWEST:
-                raise ConfigError(f"a phase of {steps} steps: it takes 0 or at least {_FEWEST}")
 
 
 @dataclass(frozen=True)

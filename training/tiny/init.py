@@ -5,7 +5,7 @@ fitted to recordings (:mod:`dzrobot.training.tiny.autoencoder`), its transformer
 trainer. The prompt and image encoders stay random, as frozen features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,52 +46,18 @@ from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
     AutoencoderData,
-    AutoencoderPlan,
     clip_source,
     fit_autoencoder,
     images_metadata,
     reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.plan import SIZES, AutoencoderPlan
 
 _VOCABULARY = 768
 _TEXT_WIDTH = 64
 _IMAGE_WIDTH = 96
 
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkSize:
-    """What differs between small networks."""
-
-    width: int
-    """Width of the transformer."""
-
-    ffn: int
-    layers: int
-    latents: int
-    """Channels of a latent pixel."""
-
-    encoder: int
-    """Base width of the autoencoder's encoder."""
-
-    decoder: int
-    """Base width of its decoder, which only predicted video needs."""
-
-    image: int = 224
-    """Pixels of each side of the first frame, as the image encoder gets it."""
-
-    high_noise: bool = False
-    """Whether training emphasizes high noise, where a prediction has to choose among objects. Noise
-    levels above 0.9 have 10 % of the loss's weight without the emphasis, and 37 % with it."""
-
-
-SIZES: Mapping[str, NetworkSize] = {
-    "mini": NetworkSize(width=192, ffn=576, layers=6, latents=24, encoder=8, decoder=8),
-    "small": NetworkSize(
-        width=256, ffn=768, layers=8, latents=48, encoder=16, decoder=32, image=112, high_noise=True
-    ),
-}
-"""By the name that ``dzrobot init --size`` takes: one object in one scene, and several in many."""
 
 LAST_LAYERS = frozenset(
     f"action_head.model.{name}"
