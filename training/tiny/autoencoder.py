@@ -287,7 +287,8 @@ def calibrate(vae: Vae, clips: list[Tensor]) -> None:
     z = vae.config.z_dim
     mean = torch.tensor(MEAN[vae.config.version][:z])
     std = torch.tensor(STD[vae.config.version][:z])
-    encoder, decoder = vae.coder.quant_conv, vae.coder.post_quant_conv
+    coder: Any = vae.coder
+    encoder, decoder = coder.quant_conv, coder.post_quant_conv
     encoder.weight[:z] /= scale[:, None, None, None, None]
     encoder.bias[:z] = (encoder.bias[:z] - mean - std * shift) / scale + mean
     # raw = scale * raw' + offset, folded into the decoder's first layer.

@@ -206,7 +206,7 @@ def _give_memory(module: nn.Module, device: torch.device) -> None:
 
     ``Module.to_empty`` does so by an operator of the meta device that loads sympy.
     """
-    module._apply(
+    module._apply(  # type: ignore[no-untyped-call]
         lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device), recurse=False
     )
 

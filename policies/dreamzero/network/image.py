@@ -5,12 +5,13 @@ Legend of shape suffixes: B frames, N tokens, D width.
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dzrobot.policies.dreamzero.network.config import ImageConfig
-from dzrobot.policies.dreamzero.network.layers import drawn
+from dzrobot.policies.dreamzero.network.layers import drawn, embedding
 
 _PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -55,7 +56,8 @@ class _Block(nn.Module):
         """Return the tokens after the block."""
         x_BND = x_BND + self.self_attn(self.layer_norm1(x_BND))
         hidden = nn.functional.gelu(self.mlp["fc1"](self.layer_norm2(x_BND)))
-        return x_BND + self.mlp["fc2"](hidden)
+        out_BND: Tensor = x_BND + self.mlp["fc2"](hidden)
+        return out_BND
 
 
 def _vision(config: ImageConfig) -> nn.Module:
@@ -64,8 +66,7 @@ def _vision(config: ImageConfig) -> nn.Module:
     embeddings = nn.Module()
     embeddings.class_embedding = nn.Parameter(drawn(dim))
     embeddings.patch_embedding = nn.Conv2d(3, dim, patch, stride=patch, bias=False)
-    positions = drawn((config.image_size // patch) ** 2 + 1, dim)
-    embeddings.position_embedding = nn.Embedding.from_pretrained(positions, freeze=False)
+    embeddings.position_embedding = embedding((config.image_size // patch) ** 2 + 1, dim)
     encoder = nn.Module()
     encoder.layers = nn.ModuleList(_Block(config) for _ in range(config.vision_layers))
     return nn.ModuleDict(
@@ -88,7 +89,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, config: ImageConfig) -> None:
         """Build the encoder of ``config`` with newly initialized weights."""
         super().__init__()
-        self.vision = _vision(config)
+        self.vision: Any = _vision(config)
         self.register_buffer("head", torch.zeros(config.vision_dim, config.embed_dim))
         self.register_buffer("log_scale", torch.zeros(()))
         self._size = config.image_size

@@ -121,6 +121,11 @@ def drawn(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:
     return torch.randn(shape).mul_(times).div_(over)
 
 
+def embedding(count: int, dim: int) -> nn.Embedding:
+    """Return a table of ``count`` new rows; see :func:`drawn`."""
+    return nn.Embedding(count, dim, _weight=drawn(count, dim))
+
+
 class RMSNorm(nn.Module):
     """Scales every token to unit mean square over the full width, in float32."""
 

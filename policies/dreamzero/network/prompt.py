@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.network.config import TextConfig
-from dzrobot.policies.dreamzero.network.layers import drawn
+from dzrobot.policies.dreamzero.network.layers import embedding
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -227,9 +227,7 @@ class _Attention(nn.Module):
         self._heads = config.num_heads
         self.q, self.k, self.v = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.o = nn.Linear(inner, dim, bias=False)
-        self.relative_attention_bias = nn.Embedding.from_pretrained(
-            drawn(config.num_buckets, config.num_heads), freeze=False
-        )
+        self.relative_attention_bias = embedding(config.num_buckets, config.num_heads)
 
     def forward(self, x_BLD: Tensor, bucket_LL: Tensor, scores_B11L: Tensor) -> Tensor:
         """Return the update of the tokens."""
@@ -268,7 +266,7 @@ class _Block(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(
+        self.layer: Any = nn.ModuleList(
             nn.ModuleDict({name: update, "layer_norm": _Norm(config.dim)})
             for name, update in (
                 ("SelfAttention", _Attention(config)),
@@ -299,9 +297,7 @@ class _Stack(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self._buckets = config.num_buckets
-        self.embed_tokens = nn.Embedding.from_pretrained(
-            drawn(config.vocab, config.dim), freeze=False
-        )
+        self.embed_tokens = embedding(config.vocab, config.dim)
         self.block = nn.ModuleList(_Block(config) for _ in range(config.num_layers))
         self.final_layer_norm = _Norm(config.dim)
 

@@ -162,7 +162,8 @@ class _Attention(nn.Module):
         qkv = self.to_qkv(x).reshape(B * T, 1, 3 * C, -1).permute(0, 1, 3, 2).contiguous()
         x = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))
         x = self.proj(x.squeeze(1).permute(0, 2, 1).reshape(B * T, C, H, W))
-        return x.view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
+        out: Tensor = x.view(B, T, C, H, W).permute(0, 2, 1, 3, 4) + x_BCTHW
+        return out
 
 
 class _Middle(nn.Module):
@@ -296,7 +297,7 @@ class _DownStage(nn.Module):
 
     def forward(self, x: Tensor, carried: Carried) -> Tensor:
         """Return the frames after the stage."""
-        short = self.avg_shortcut(x)
+        short: Tensor = self.avg_shortcut(x)
         for block in self.resnets:
             x = block(x, carried)
         if self.downsampler is not None:
