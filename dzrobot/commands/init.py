@@ -4,7 +4,7 @@ import argparse
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
-from dzrobot.training.tiny.plan import SIZES, AutoencoderPlan
+from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
 

@@ -35,8 +35,8 @@ from dzrobot.training.tiny.autoencoder import (
     reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 from dzrobot.training.tiny.init import mini_config
-from dzrobot.training.tiny.plan import SIZES, AutoencoderPlan
 
 PLAN = AutoencoderPlan(still_steps=60, still_batch=2, clip_steps=12, held_batches=3)
 SHORT = AutoencoderPlan(

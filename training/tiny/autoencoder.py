@@ -35,7 +35,7 @@ from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.run.inputs import keyed_generator
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
-from dzrobot.training.tiny.plan import AutoencoderPlan
+from dzrobot.training.tiny.fit_plan import AutoencoderPlan
 
 STILL, CLIP = 5, 9
 """Frames that are read at once for stills, and of a clip: the shortest that has a third latent

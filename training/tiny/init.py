@@ -52,7 +52,7 @@ from dzrobot.training.tiny.autoencoder import (
     reconstruction_psnr,
 )
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
-from dzrobot.training.tiny.plan import SIZES, AutoencoderPlan
+from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 _VOCABULARY = 768
 _TEXT_WIDTH = 64

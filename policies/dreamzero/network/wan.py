@@ -286,7 +286,7 @@ class _Copies(nn.Module):
 
 
 class _DownStage(nn.Module):
-    """Of Wan 2.2: residual blocks and a smaller size, beside averages."""
+    """A stage of Wan 2.2: residual blocks and a smaller size, beside averages."""
 
     def __init__(self, channels: int, out: int, blocks: int, down: tuple[bool, bool]) -> None:
         super().__init__()
