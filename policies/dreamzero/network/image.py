@@ -64,9 +64,11 @@ def _vision(config: ImageConfig) -> nn.Module:
     """Return the weights under the names that the transformers library gives them."""
     dim, patch = config.vision_dim, config.patch_size
     embeddings = nn.Module()
-    embeddings.class_embedding = nn.Parameter(drawn(dim))
+    embeddings.class_embedding = nn.Parameter(drawn(dim, over=dim**0.5))
     embeddings.patch_embedding = nn.Conv2d(3, dim, patch, stride=patch, bias=False)
-    embeddings.position_embedding = embedding((config.image_size // patch) ** 2 + 1, dim)
+    embeddings.position_embedding = embedding(
+        (config.image_size // patch) ** 2 + 1, dim, times=0.02
+    )
     encoder = nn.Module()
     encoder.layers = nn.ModuleList(_Block(config) for _ in range(config.vision_layers))
     return nn.ModuleDict(

@@ -121,9 +121,9 @@ def drawn(*shape: int, times: float = 1.0, over: float = 1.0) -> Tensor:
     return torch.randn(shape).mul_(times).div_(over)
 
 
-def embedding(count: int, dim: int) -> nn.Embedding:
+def embedding(count: int, dim: int, times: float = 1.0) -> nn.Embedding:
     """Return a table of ``count`` new rows; see :func:`drawn`."""
-    return nn.Embedding(count, dim, _weight=drawn(count, dim))
+    return nn.Embedding(count, dim, _weight=drawn(count, dim, times=times))
 
 
 class RMSNorm(nn.Module):

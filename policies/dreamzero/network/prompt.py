@@ -227,7 +227,9 @@ class _Attention(nn.Module):
         self._heads = config.num_heads
         self.q, self.k, self.v = (nn.Linear(dim, inner, bias=False) for _ in range(3))
         self.o = nn.Linear(inner, dim, bias=False)
-        self.relative_attention_bias = embedding(config.num_buckets, config.num_heads)
+        self.relative_attention_bias = embedding(
+            config.num_buckets, config.num_heads, times=dim**-0.5
+        )
 
     def forward(self, x_BLD: Tensor, bucket_LL: Tensor, scores_B11L: Tensor) -> Tensor:
         """Return the update of the tokens."""
