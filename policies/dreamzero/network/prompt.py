@@ -164,7 +164,7 @@ class PromptTokenizer:
         whole = Tokenizer.from_str(self._tokenizer.to_str())
         whole.no_padding()
         whole.no_truncation()
-        pad = self._tokenizer.padding["pad_id"]
+        pad = dict(self._tokenizer.padding or {})["pad_id"]
         return hashlib.sha256(f"{whole.to_str()} {pad}".encode()).hexdigest()
 
     def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
