@@ -81,7 +81,7 @@ def test_stand_beside_ours_on_the_page(results, tmp_path):
         ("b.json", b'{"per_task": []}', "no finished episode"),
         ("c.csv", b"a,b\n1,2\n", "no column task_description or result"),
         ("d.csv", b"task_description,result\nx,maybe\n", "d.csv:2: result is"),
-        ("e.sqlite", VLA_EVAL.read_bytes()[:6000], "no whole recording"),
+        ("e.sqlite", VLA_EVAL.read_bytes()[:6000], "not a whole recording"),
         ("f.json", None, "f.json"),
     ],
 )

@@ -285,7 +285,7 @@ def test_a_device_that_is_not_there_is_refused(capsys):
 
 
 def test_a_tree_that_cannot_measure_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no tree of dzrobot"):
+    with pytest.raises(ConfigError, match="not a tree of dzrobot"):
         other_build(tmp_path)
     (tmp_path / "dzrobot").mkdir()
     (tmp_path / "dzrobot/__init__.py").touch()

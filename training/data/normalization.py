@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from dzrobot.cluster import Cluster
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
-from dzrobot.errors import StatisticsError
+from dzrobot.errors import StatisticsError, counted
 from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
@@ -483,7 +483,7 @@ def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None
     twice = set(known[PROVENANCE]["datasets"]) & set(added[PROVENANCE]["datasets"])
     if twice:
         raise StatisticsError(
-            f"{len(twice)} of the datasets are already counted in the statistics of {tag!r}: give "
+            f"already counted in the statistics of {tag!r}: {counted(len(twice), 'dataset')}; give "
             "only new ones, or write to a new file"
         )
 
