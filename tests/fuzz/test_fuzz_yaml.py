@@ -110,7 +110,7 @@ OVERRIDES = {
 def good():
     """Return a plan of a recipe in which nothing is wrong, up to where torch would be loaded."""
     result = run(["plan", RECIPE])
-    assert "model.preset: without model_path give either" in result.output
+    assert "no architecture to plan with: give model.preset" in result.output
     return result
 
 

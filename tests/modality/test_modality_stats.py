@@ -78,7 +78,7 @@ def test_refuses_files_that_cannot_be_read(tmp_path):
     with pytest.raises(StatisticsError, match=r"no statistics at .*dzrobot stats"):
         Statistics.from_metadata(tmp_path / "metadata.json", LIBERO)
     (tmp_path / "metadata.json").write_text("{")
-    with pytest.raises(StatisticsError, match="no JSON"):
+    with pytest.raises(StatisticsError, match="not JSON"):
         Statistics.from_metadata(tmp_path / "metadata.json", LIBERO)
 
 

@@ -134,7 +134,7 @@ def test_all_faults_at_once_with_place_and_remedy(tmp_path):
     [
         ("steps: 1\nsteps: 2\n", [], "given twice"),
         ("- 1\n", [], "mapping"),
-        ("a: [\n", [], "no YAML"),
+        ("a: [\n", [], "not YAML"),
         ("steps: 1\n", ["steps"], "key=value"),
         ("steps: 1\n", ["steps.a=1"], "not a section"),
         ("data: [a]\nsteps: 1\n", ["data.4=b"], "list of 1"),
