@@ -56,7 +56,7 @@ from dzrobot.rollout.facts import EnvironmentFacts, facts_of
 from dzrobot.rollout.policy_spec import (
     PolicySpec,
     ResolvedPolicy,
-    load_factory,
+    beside,
     load_policy,
     resolve_policy,
 )
@@ -358,6 +358,6 @@ def _actor(
     policy = load_policy(found).policy
     if policy is None:
         assert found.spec.in_worker is not None, "it lives beside its environment"
-        policy = load_factory(found.spec.in_worker)(env)
+        policy = beside(found.spec.in_worker, env)
     acting = PolicyActor(policy=policy)
     return acting if person is None else WatchedPolicy(acting, person)

@@ -148,7 +148,7 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
     """Return what ``env`` states; it need not have been reset.
 
     Raises:
-        ConfigError: its embodiment or hand is something else.
+        ConfigError: its embodiment is something else.
     """
     inner = env.unwrapped
     # Attributes of foreign classes, by the names that docs/extend/environment.md promises.
@@ -163,15 +163,13 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
             f"{type(inner).__name__}.embodiment is a {type(own).__name__}; give an Embodiment, "
             "such as load_embodiment('libero_sim')"
         )
-    if hand is not None and not isinstance(hand, HandMotion):
-        raise ConfigError(
-            f"{type(inner).__name__}.hand is a {type(hand).__name__}; give a HandMotion, or "
-            "leave it out"
-        )
     if own is not None:
         stated.setdefault("control_hz", own.timing.control_hz)
-    if hand is not None:
+    # `hand` is a common name: environments keep the state of a gripper, for example, under it.
+    if isinstance(hand, HandMotion):
         stated["hand_position"] = hand.position
+    else:
+        stated.pop("hand", None)
     is_arm = isinstance(inner, AttendedArm)
     stated |= {"moves_an_arm": is_arm, "is_real": is_arm and stated.get("is_real", False)}
     stated["omits_frames"] = isinstance(inner, FrameSkippingEnv)

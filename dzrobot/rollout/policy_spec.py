@@ -281,7 +281,7 @@ def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
     return LoadedPolicy(policy=_made(spec.name, robot), robot=robot, card={"policy": spec.name})
 
 
-def load_factory(name: str) -> Callable[[Any], Policy]:
+def load_factory(name: str) -> Callable[[Any], Any]:
     """Return what ``module:factory`` names.
 
     Raises:
@@ -292,7 +292,7 @@ def load_factory(name: str) -> Callable[[Any], Policy]:
             f"unknown policy {name!r}.{suggest(name, BUILT_IN)} Known: {', '.join(BUILT_IN)}, "
             "module:factory, or a checkpoint"
         )
-    factory: Callable[[Any], Policy] = load_reference(name, "policy", Callable)
+    factory: Callable[[Any], Any] = load_reference(name, "policy", Callable)
     return factory
 
 
@@ -305,6 +305,11 @@ def _made(name: str, robot: Embodiment) -> Policy:
             f"policy {name!r} could not be made for {robot.tag}: {caught.failure.error}"
         )
     return adapted(policy)
+
+
+def beside(factory: str, env: Any) -> Policy:
+    """Return the policy that ``module:factory`` makes for an environment of this process."""
+    return adapted(load_factory(factory)(env))
 
 
 @dataclass
@@ -320,7 +325,7 @@ class PrivilegedActor(Actor):
 
     def begin(self, env: Any) -> None:
         """Make the policy and start its episode."""
-        policy = adapted(load_factory(self.factory)(env))
+        policy = beside(self.factory, env)
         self.inner = PolicyActor(policy=policy, noise_key=self.noise_key)
         self.inner.begin(env)
 

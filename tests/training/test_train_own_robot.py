@@ -103,7 +103,7 @@ class Demonstrator:
 
 gym.register("Lab-v0", entry_point=Lab, max_episode_steps=90)
 '''
-ENV = ("--env", "lab:Lab-v0")
+ENV = ("--env", "lab_arm:Lab-v0")
 GRID = ("data.frame_grid=official_droid", "model.max_chunk_size=2")
 DROPPED = "data.dropped_views=[video.exterior_image_1_left, video.exterior_image_2_left]"
 
@@ -111,7 +111,7 @@ DROPPED = "data.dropped_views=[video.exterior_image_1_left, video.exterior_image
 @pytest.fixture
 def lab(own_module):
     """Return a folder with the lab's module, which is the current one."""
-    return own_module("lab", LAB, "Lab-v0")
+    return own_module("lab_arm", LAB, "Lab-v0")
 
 
 def typed(*words):
@@ -136,20 +136,20 @@ def losses():
 @pytest.mark.timeout(1800)
 def test_a_robot_like_droids_from_demonstrations_to_success_by_step(lab, train_environment):
     """Joint actions relative to the state, three views, 15 Hz, the published walk, two ranks."""
-    typed("collect", *ENV, "--policy", "lab:Demonstrator", "--episodes", 3, "--output", "data",
+    typed("collect", *ENV, "--policy", "lab_arm:Demonstrator", "--episodes", 3, "--output", "data",
           "--video")  # fmt: skip
     info = json.loads(Path("data/meta/info.json").read_text())
     assert info["fps"] == 15
     assert [f["dtype"] for f in info["features"].values()].count("video") == 3
     grid = ("--frame-grid", "official_droid", "--max-chunk-size", 2)
-    typed("stats", "lab:ROBOT", "--dataset", "data", "--output", "metadata.json", *grid)
-    where = ("--embodiment", "lab:ROBOT", "--dataset", "data", "--metadata", "metadata.json")
+    typed("stats", "lab_arm:ROBOT", "--dataset", "data", "--output", "metadata.json", *grid)
+    where = ("--embodiment", "lab_arm:ROBOT", "--dataset", "data", "--metadata", "metadata.json")
     typed("init", "start", *where, "--still-steps", 4, "--clip-steps", 3)
-    robot = load_embodiment("lab:ROBOT")
+    robot = load_embodiment("lab_arm:ROBOT")
     ranges = json.loads(Path("metadata.json").read_text())["lab_droid"]["statistics"]["action"]
     # 24 steps of the way to the goal; the joints themselves go as far as 2.2 rad.
     assert max(map(abs, ranges["joint_position"]["q99"])) < 24 / 60
-    run = recipe("lab:ROBOT", *GRID, "runner.max_steps=4", "checkpoint.save_interval=2")
+    run = recipe("lab_arm:ROBOT", *GRID, "runner.max_steps=4", "checkpoint.save_interval=2")
     launch(SCRIPT, train_environment, lab, *run, "data.view_dropout=0.5", DROPPED)
     assert [step for step, _ in losses()] == [1, 2, 3, 4]
     assert np.isfinite([loss for _, loss in losses()]).all()
@@ -177,9 +177,9 @@ def test_a_robot_like_droids_from_demonstrations_to_success_by_step(lab, train_e
 
 def relative_to_where_the_joints_are(checkpoint, robot):
     """Joints beyond what was measured look alike to the network; its plan goes with them."""
-    import lab
+    import lab_arm
 
-    seen, _ = lab.Lab().reset(seed=0)
+    seen, _ = lab_arm.Lab().reset(seed=0)
     actions = []
     for shift in (3.0, 3.5):
         policy = DreamZeroPolicy.from_pretrained(checkpoint, embodiment=robot)
