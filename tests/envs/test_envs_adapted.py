@@ -219,6 +219,13 @@ def test_seeds_number_its_starts():
     assert env.reset()[1]["init_state_id"] == 3
 
 
+def test_an_attribute_hand_that_is_no_hand_motion_says_nothing():
+    """It is a common name: an environment keeps the state of its gripper under it, for example."""
+    env = batched(starts=5)
+    env.unwrapped.hand = np.zeros(1)
+    assert facts_of(env).hand is None
+
+
 def test_gymnasium_finds_nothing_wrong_with_it():
     check_env(batched(images=ImageConversion(resize=True)), skip_render_check=True)
 
