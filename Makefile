@@ -11,14 +11,12 @@ CONSTRAINTS ?= requirements/constraints.txt
 INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS)
 # Pinned in this file, or left to the machine as torch and its CUDA libraries are: not in the constraints.
 UNLOCKED := torch|triton|hf[-_]libero|openpi-client|openpi-server|molmo-spaces|robostats
-# The tests of a file run in one process, so their fixtures (a simulator, a training run) are made once.
-# Files run in order: sorted by number of tests, the few long ones would run last, in one process.
 # Tests wait for a third of their time (for a ping, a killed process, an arm's clock), hence one process
-# more than cores.
-BY_FILE := --dist loadfile --no-loadscope-reorder
-PYTEST_ARGS ?= -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4))) $(BY_FILE)
+# more than cores. tests/forked.py has the processes: what tests import is imported once for all of them.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+PYTEST_ARGS ?= --processes $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4)))
 # The long forms start up to a dozen processes of their own, so no more of them run than there are cores.
-LONG_ARGS ?= -n auto --maxprocesses 4 $(BY_FILE)
+LONG_ARGS ?= --processes $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
 STAMP := $(VENV)/.ready
 
 SYSTEM_PACKAGES := libegl1 libgl1 libglib2.0-0 libosmesa6 libusb-1.0-0 libudev1

@@ -20,7 +20,6 @@ from dzrobot.envs.libero.assets import VARIABLE, assets_folder, manifest, verify
 from dzrobot.envs.libero.task_packages import TaskPackage
 from dzrobot.envs.mujoco.simulator import point_caches_home
 from dzrobot.errors import SimulatorError
-from dzrobot.process import end_with_parent
 
 # What robosuite compiles in its first steps takes 20 s and more. Tests move our cache, and whatever
 # they start would compile it again.
@@ -29,10 +28,6 @@ point_caches_home()
 # A stop of one test is none of another run on this machine.
 _LOCKS = tempfile.TemporaryDirectory(prefix="dzrobot-locks-")
 os.environ["DZROBOT_LOCK_FOLDER"] = _LOCKS.name
-
-# What a worker has started ends with it, and it with a run that is killed.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    end_with_parent(os.getppid())
 
 _SHARED = Path(__file__).parents[2] / "shared"
 

@@ -1,0 +1,185 @@
+"""Runs the collected tests in processes that are forked: what tests import is imported once.
+
+``--processes N``. pytest-xdist starts fresh interpreters, of which each imports torch, the
+simulators and all test files again: 20 s of processor time for each.
+The tests of a file run in one process, so their fixtures (a simulator, a training run) are made
+once. A process that dies fails its test, and another one continues with the next.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import types
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+
+from dzrobot.process import end_with_parent
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the number of processes."""
+    help_ = "run the test files side by side in so many forked processes; 0: in this one"
+    parser.addoption("--processes", type=int, default=0, metavar="N", help=help_)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in processes where some are asked for; pytest's own loop does the rest."""
+    count = session.config.getoption("processes")
+    if not count or session.config.getoption("collectonly") or session.testsfailed:
+        return None
+    if (threads := threading.enumerate())[1:]:
+        # They would be missing in the copies, with their locks held.
+        raise session.Failed(f"test files start threads as they are imported: {threads}")
+    Pool(session, count).run()
+    return True
+
+
+class Worker:
+    """One forked process, and which tests it has still to run."""
+
+    def __init__(self, session: pytest.Session, assigned: deque[int]) -> None:
+        self.assigned = assigned
+        self.channel, theirs = _FORK.Pipe()
+        self.process = _FORK.Process(target=_work, args=(session, [*assigned], theirs))
+        self.process.start()
+        theirs.close()
+
+
+class Pool:
+    """The processes of a session, and the files that none of them has begun."""
+
+    def __init__(self, session: pytest.Session, count: int) -> None:
+        self._session, self._hook = session, session.config.hook
+        files: dict[str, list[int]] = {}
+        for number, item in enumerate(session.items):
+            files.setdefault(item.nodeid.partition("::")[0], []).append(number)
+        self._files = deque(files.values())
+        self._count = min(count, len(files))
+        self._workers: list[Worker] = []
+
+    def run(self) -> None:
+        """Run all tests; those that failed are in the session's reports."""
+        reporter: Any = self._session.config.pluginmanager.get_plugin("terminalreporter")
+        # Else every dot of another file than the last would begin a line.
+        reporter.showfspath = False
+        try:
+            self._workers += [Worker(self._session, deque()) for _ in range(self._count)]
+            while self._workers:
+                ready = wait(
+                    [each for w in self._workers for each in (w.channel, w.process.sentinel)]
+                )
+                for worker in [*self._workers]:
+                    if worker.channel in ready:
+                        self._hear(worker)
+                    elif worker.process.sentinel in ready:
+                        self._bury(worker)
+                if self._session.shouldfail:
+                    raise self._session.Failed(self._session.shouldfail)
+        finally:
+            for worker in self._workers:
+                worker.process.terminate()
+                worker.process.join()
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            kind, told = worker.channel.recv()
+        except (EOFError, ConnectionResetError):
+            self._bury(worker)
+            return
+        config = self._session.config
+        if kind == "more":
+            more = self._files.popleft() if self._files else []
+            worker.assigned.extend(more)
+            worker.channel.send(more)
+        elif kind == "done":
+            worker.assigned.popleft()
+        elif kind == "report":
+            report = self._hook.pytest_report_from_serializable(config=config, data=told)
+            self._hook.pytest_runtest_logreport(report=report)
+        else:
+            told["warning_message"] = warnings.WarningMessage(**told["warning_message"])
+            self._hook.pytest_warning_recorded.call_historic(kwargs=told)
+
+    def _bury(self, worker: Worker) -> None:
+        """Take away a process that has ended; report and replace it where tests are left."""
+        worker.process.join()
+        self._workers.remove(worker)
+        if not worker.assigned:
+            return
+        item = self._session.items[worker.assigned.popleft()]
+        said = f"the process of this test ended with exit code {worker.process.exitcode}"
+        report = pytest.TestReport(
+            item.nodeid, item.location, keywords={}, outcome="failed", longrepr=said, when="call"
+        )
+        self._hook.pytest_runtest_logreport(report=report)
+        self._workers.append(Worker(self._session, worker.assigned))
+
+
+class Forwarding:
+    """Stands in a forked process for what reports: sends it to the process that collected."""
+
+    def __init__(self, config: pytest.Config, channel: Connection) -> None:
+        self._config, self._channel = config, channel
+        # pytest-timeout writes there which threads were busy.
+        self._tw = config.get_terminal_writer()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Send a report."""
+        told = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._channel.send(("report", told))
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
+    ) -> None:
+        """Send a warning, of a class that is known everywhere."""
+        text = f"{warning_message.category.__name__}: {warning_message.message}"
+        plain = {"message": UserWarning(text), "category": UserWarning}
+        plain |= {"filename": warning_message.filename, "lineno": warning_message.lineno}
+        told = {"warning_message": plain, "when": when, "nodeid": nodeid, "location": location}
+        self._channel.send(("warning", told))
+
+
+def _work(session: pytest.Session, assigned: list[int], channel: Connection) -> None:
+    """Run tests in a forked process until none is left."""
+    end_with_parent()
+    # Processes that tests start import the main module of theirs: pytest.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    # Locks are shared by the programs of one machine; here each process stands for one.
+    os.environ["DZROBOT_LOCK_FOLDER"] = tempfile.mkdtemp(dir=os.environ["DZROBOT_LOCK_FOLDER"])
+    plugins = session.config.pluginmanager
+    forwarding = Forwarding(session.config, channel)
+    plugins.unregister(name="terminalreporter")
+    plugins.register(forwarding, "terminalreporter")
+    capture: Any = plugins.get_plugin("capturemanager")
+    # All copies share the place in the files that output is captured in.
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    upcoming = _upcoming(assigned, channel)
+    number = next(upcoming, None)
+    while number is not None:
+        following = next(upcoming, None)
+        session.config.hook.pytest_runtest_protocol(
+            item=session.items[number],
+            nextitem=None if following is None else session.items[following],
+        )
+        channel.send(("done", None))
+        number = following
+
+
+def _upcoming(assigned: list[int], channel: Connection) -> Iterator[int]:
+    """Yield the numbers of the tests to run; whatever runs next is asked for one test ahead."""
+    while True:
+        yield from assigned
+        channel.send(("more", None))
+        if not (assigned := channel.recv()):
+            return
