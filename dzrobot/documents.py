@@ -7,6 +7,7 @@ error that names the file, the field, what was given and what is allowed.
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from dzrobot.errors import DzrobotError, printable
+from dzrobot.files import diagnosed, stand_in
 
 T = TypeVar("T")
 
@@ -43,7 +45,9 @@ def read_json(
         DzrobotError: of class ``error_class``. The file is missing, unreadable, too large, no
             UTF-8, no JSON, nested too deeply, or does not fit; one line a fault.
     """
-    return parse_json(read_bytes(path, error_class, largest=largest), model, str(path), error_class)
+    content = read_bytes(path, error_class, largest=largest)
+    with _fetched(path, error_class):
+        return parse_json(content, model, str(path), error_class)
 
 
 def read_json_lines(
@@ -77,7 +81,9 @@ def read_json_lines(
             return
         if line.strip():
             count += 1
-            yield parse_json(line, model, f"{path}:{number}", error_class)
+            with _fetched(path, error_class):
+                row = parse_json(line, model, f"{path}:{number}", error_class)
+            yield row
 
 
 def parse_json(content: bytes, model: type[T], where: str, error_class: type[DzrobotError]) -> T:
@@ -120,10 +126,24 @@ def read_bytes(path: Path, error_class: type[DzrobotError], *, largest: int = LA
             )
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise error_class(f"there is no file {path}") from error
+        known = stand_in(path) is not None
+        raise error_class(
+            diagnosed(path, "is not there") if known else f"there is no file {path}"
+        ) from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise error_class(f"cannot read {str(path)[:200]}: {reason}") from error
+
+
+@contextmanager
+def _fetched(path: Path, error_class: type[DzrobotError]) -> Iterator[None]:
+    """Say of a document that cannot be read if a pointer or part of it lies in its place."""
+    try:
+        yield
+    except error_class as error:
+        if stand_in(path) is None:
+            raise
+        raise error_class(diagnosed(path, "")) from error
 
 
 def shorten(value: object, limit: int = 60) -> str:

@@ -8,10 +8,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import DzrobotError, preview
 
 TEMPORARY = ".partial"
 """Ends the name of what is still being written. A killed writer leaves such a file or folder."""
@@ -261,3 +263,141 @@ def explained(what: str, error_class: type[DzrobotError]) -> Iterator[None]:
         # Libraries put texts of their own beside the number.
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise error_class(f"cannot {what}: {reason}; {advice}") from error
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What lies in the place of a file that was never fetched as a whole."""
+
+    one: str
+    """What it is, for one file: ``a Git LFS pointer``."""
+
+    many: str
+    """The same for several."""
+
+    remedy: str
+
+    def said_of(self, paths: Iterable[Path]) -> str:
+        """Return the message about ``paths``, which are all of this kind."""
+        named = list(paths)
+        if len(named) == 1:
+            return f"{named[0]} is {self.one}; {self.remedy}"
+        folder = Path(os.path.commonpath(path.parent for path in named))
+        shown = preview(path.relative_to(folder) for path in named)
+        return f"{len(named)} files in {folder} are {self.many} ({shown}); {self.remedy}"
+
+
+_AGAIN = "copy it again, or download it again (`hf download`)"
+_FINISH = "finish the download: `hf download` with the same arguments goes on where it stopped"
+_LFS = StandIn(
+    "a Git LFS pointer, not the file itself", "Git LFS pointers, not the files themselves",
+    "run `git lfs install` and `git lfs pull` in the clone, or fetch it with `hf download`",
+)  # fmt: skip
+_ANNEX = StandIn(
+    "a git-annex pointer, not the file itself", "git-annex pointers, not the files themselves",
+    "run `git annex get .` in the clone",
+)  # fmt: skip
+_ANSWER = StandIn(
+    "a server's page or error, not the file itself",
+    "a server's pages or errors, not the files themselves",
+    "the download was refused or sent elsewhere (a login, a license to accept, a wrong address): "
+    "sign in with `hf auth login` and use `hf download`",
+)
+_EMPTY = StandIn("empty", "empty", _AGAIN)
+_ZEROS = StandIn(
+    "filled with zeros, as an unfinished download leaves it",
+    "filled with zeros, as an unfinished download leaves them", _AGAIN,
+)  # fmt: skip
+_NO_TARGET = StandIn(
+    "a link to a file that is not there: its download was not finished, or the link was copied "
+    "without its file",
+    "links to files that are not there: their download was not finished, or the links were copied "
+    "without their files",
+    _FINISH,
+)
+_UNFINISHED = StandIn(
+    "not there, and a download beside it was not finished",
+    "not there, and a download beside them was not finished", _FINISH,
+)  # fmt: skip
+_BEGINNINGS = {
+    b"version https://git-lfs.github.com/spec/": _LFS,
+    b"version https://hawser.github.com/spec/": _LFS,
+    b"# xet version ": _LFS,
+    b"/annex/objects/": _ANNEX,
+    b"<!doctype html": _ANSWER,
+    b"<html": _ANSWER,
+    b"entry not found": _ANSWER,
+    b"invalid username or password": _ANSWER,
+    b"access to model": _ANSWER,
+    b"access to dataset": _ANSWER,
+}
+_MARKUP = (b"<error>", b"<html")
+"""Inside XML that is the answer of a server; other XML is a file."""
+_PARTS = (".incomplete", ".part", ".crdownload", ".aria2", ".download")
+"""How programs that download name what is not whole yet."""
+_HUB = (Path("blobs"), Path(".cache/huggingface/download"))
+"""Where `hf download` keeps parts, in its cache and in a folder of one's own."""
+
+_MOST_FILES = 10_000
+"""Files of a folder that are looked at for the sake of one message."""
+
+
+def stand_in(path: Path) -> StandIn | None:
+    """Return what lies at ``path`` in the place of its content; None if that is not known.
+
+    Told by its first bytes, whatever its name: pointers of Git LFS and git-annex, links without
+    their file, web pages, empty files, files of zeros, parts of downloads. No file worth reading is
+    one of these, so that callers ask where a file could not be read, and before they say why.
+    """
+    try:
+        if path.is_symlink() and not path.exists():
+            annexed = ".git/annex/objects/" in str(path.readlink())
+            return _ANNEX if annexed else _NO_TARGET
+        if not path.exists():
+            return _UNFINISHED if _is_begun(path) else None
+        if not path.is_file():
+            return None
+        with path.open("rb") as handle:
+            head = handle.read(512)
+    except OSError:
+        return None
+    if not head.strip():
+        return _EMPTY
+    if not head.strip(b"\0"):
+        return _ZEROS
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if start.startswith(b"<?xml") and any(tag in start for tag in _MARKUP):
+        return _ANSWER
+    return next((kind for begin, kind in _BEGINNINGS.items() if start.startswith(begin)), None)
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a download of ``path``, which is not there, or of its folder has begun."""
+    if any(path.with_name(path.name + end).is_file() for end in _PARTS):
+        return True
+    hubs = (folder / hub for folder in list(path.parents)[:3] for hub in _HUB)
+    return any(next(hub.rglob("*.incomplete"), None) for hub in hubs if hub.is_dir())
+
+
+def stand_ins(paths: Iterable[Path]) -> list[str]:
+    """Return one message for every kind of stand-in among ``paths``."""
+    kinds: dict[StandIn, list[Path]] = {}
+    for path in paths:
+        if (kind := stand_in(path)) is not None:
+            kinds.setdefault(kind, []).append(path)
+    return [kind.said_of(found) for kind, found in kinds.items()]
+
+
+def diagnosed(path: Path, otherwise: str) -> str:
+    """Return the message about a file that cannot be read, and the others around it like it.
+
+    Args:
+        path: The file.
+        otherwise: What to say of it where its content is not known to be a stand-in.
+    """
+    kind = stand_in(path)
+    if kind is None:
+        return f"{path} {otherwise}"
+    around = islice(path.parent.rglob("*"), _MOST_FILES)
+    alike = {other for other in around if not other.is_dir() and stand_in(other) == kind}
+    return kind.said_of(sorted({path, *alike}))

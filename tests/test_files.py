@@ -8,11 +8,14 @@ import pytest
 from dzrobot.errors import DatasetError
 from dzrobot.files import (
     append_line,
+    diagnosed,
     explained,
     is_inside,
     locked,
     make_folders,
     replacing,
+    stand_in,
+    stand_ins,
     whole_lines,
     write_json,
 )
@@ -100,3 +103,62 @@ def test_the_system_s_refusals_are_one_message(tmp_path):
         explained("write x", DatasetError),
     ):
         write_json(tmp_path / "file" / "below", {})
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 10886082\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (LFS, "git lfs pull"),
+        (LFS.replace("\n", "\r\n"), "git lfs pull"),
+        ("\ufeff" + LFS, "git lfs pull"),
+        ("# xet version 0\nfilesize = 1\n", "git lfs pull"),
+        ("/annex/objects/SHA256E-s12--4d7a.mp4\n", "git annex get"),
+        ("<!DOCTYPE html>\n<html>sign in</html>", "hf auth login"),
+        ("<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "hf auth login"),
+        ("Entry not found", "hf auth login"),
+        ("", "empty"),
+        ("\n \n", "empty"),
+        ("\0" * 4096, "zeros"),
+    ],
+)
+def test_what_stands_in_a_files_place_is_told_by_content(tmp_path, content, said):
+    for name in ("model.safetensors", "config.json", "tokenizer.model", "a.parquet", "a.mp4"):
+        path = tmp_path / name
+        path.write_text(content)
+        assert said in diagnosed(path, "is damaged")
+    assert f"5 files in {tmp_path}" in stand_ins(tmp_path.iterdir())[0]
+    assert diagnosed(path, "is damaged").startswith(f"5 files in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{}", b"PAR1\0\0", b"<?xml version='1.0'?><mujoco/>", b"\0\0\0\x18ftypisom", b"\xff"],
+)
+def test_content_is_not_taken_for_a_stand_in(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    assert stand_in(tmp_path / "file") is None
+    assert diagnosed(tmp_path / "file", "is odd") == f"{tmp_path / 'file'} is odd"
+
+
+def test_unfinished_downloads_are_told_by_their_links_and_parts(tmp_path):
+    hub = tmp_path / "models--a--b"
+    blobs, snapshot = hub / "blobs", hub / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to("../../blobs/1f2e")
+    assert "hf download" in diagnosed(snapshot / "model.safetensors", "")
+    (snapshot / "raw.mp4").symlink_to("../.git/annex/objects/aa/bb/key")
+    assert "git annex get" in diagnosed(snapshot / "raw.mp4", "")
+    # Nothing of the second file is there yet.
+    assert stand_in(snapshot / "config.json") is None
+    (blobs / "1f2e.incomplete").write_bytes(b"half")
+    assert "was not finished" in diagnosed(snapshot / "config.json", "")
+
+    own = tmp_path / "own"
+    (own / ".cache/huggingface/download/videos").mkdir(parents=True)
+    assert stand_in(own / "videos/a.mp4") is None
+    (own / ".cache/huggingface/download/videos/x.y.incomplete").write_bytes(b"half")
+    assert "was not finished" in diagnosed(own / "videos/a.mp4", "")
