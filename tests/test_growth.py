@@ -11,6 +11,7 @@ import pytest
 from data_worlds import ROBOT, record, step
 
 from dzrobot.recording import EpisodeWriter, consolidate, episode_list
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.episode_list import list_files, read_rows
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.rollout.evaluation.comparison import Decision, Results
@@ -21,7 +22,6 @@ from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.queue import LocalQueue, environment_key
 from dzrobot.rollout.records import Record
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 1, 2, 3), episodes=10,

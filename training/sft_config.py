@@ -6,7 +6,7 @@ repeated here. Nothing here imports torch, so a recipe is checked in well under 
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -15,16 +15,11 @@ from dzrobot.embodiments.spec import ActionAnchor, Recorded
 from dzrobot.embodiments.timing import frame_grid
 from dzrobot.errors import UnknownNameError
 from dzrobot.importing import install
+from dzrobot.recording.formats import EpisodeChoice
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-EpisodeChoice = Literal["successes", "all", "interventions"]
-"""Which episodes of a recording are used: see :attr:`DataConfig.episodes`."""
-
-EPISODE_CHOICES: tuple[EpisodeChoice, ...] = get_args(EpisodeChoice)
-
 
 GradientAccumulation = Literal["auto", "replicas"] | bool
 """See :attr:`ParallelConfig.enable_gradient_accumulation`."""

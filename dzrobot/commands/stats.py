@@ -13,11 +13,11 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
+from dzrobot.recording.formats import EpisodeChoice
 from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.normalization import measure, merge
 from dzrobot.training.data.reading_pool import READER
-from dzrobot.training.sft_config import EpisodeChoice
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
 

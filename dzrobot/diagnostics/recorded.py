@@ -15,6 +15,7 @@ from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.progress import Show
+from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
@@ -28,7 +29,6 @@ from dzrobot.training.data.column_mapping import (
     resolve_vectors,
 )
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
-from dzrobot.training.data.lerobot import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.verify import first_images
 
 START = "init_state_id"

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError
 from dzrobot.files import append_json_line, move, write_json
 from dzrobot.recording import column_statistics, folder, formats
+from dzrobot.recording.catalog import read_tasks
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.episode_list import EpisodeList, location, read_parquet, remove_unlisted
-from dzrobot.recording.formats import EpisodeStatistics, TaskRow, Writer
+from dzrobot.recording.episode_list import EpisodeList, location, remove_unlisted
+from dzrobot.recording.formats import EpisodeStatistics, Writer
 
 WRITER = "dzrobot"
 """Name of this program in ``meta/recording.json``."""
@@ -94,8 +95,7 @@ class MetaFilesV2:
             (self._root / formats.STATS).unlink(missing_ok=True)
             return []
         self._recover_total(episodes)
-        lines = read_json_lines(self._root / formats.TASKS_V2, TaskRow, DatasetError)
-        return [row.task for row in lines]
+        return read_tasks(self._root, self.version)
 
     def _recover_total(self, episodes: int) -> None:
         if self.version != "v2.0":
@@ -108,10 +108,9 @@ class MetaFilesV2:
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         where = formats.place(episode.index)
-        move(episode.data, self._root / formats.DATA_PATH[self.version].format(**where))
+        move(episode.data, self._root / formats.file_name(self.version, "data", where))
         for key, path in episode.videos.items():
-            target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
-            move(path, self._root / target)
+            move(path, self._root / formats.file_name(self.version, f"videos/{key}", where))
         for number in range(self._tasks, len(tasks)):
             line = {"task_index": number, "task": tasks[number]}
             append_json_line(self._root / formats.TASKS_V2, line)
@@ -142,7 +141,7 @@ class MetaFilesV3:
     def recover(self, episodes: int, tasks: int) -> list[str]:
         """Forget all but the first ``episodes`` and ``tasks``; return the tasks in index order."""
         rows = self._list.recover(episodes)
-        texts = [] if rows is None else read_tasks(self._root)[:tasks]
+        texts = [] if rows is None else read_tasks(self._root, self.version)[:tasks]
         if texts:
             write_tasks(self._root, texts)
         else:
@@ -154,15 +153,14 @@ class MetaFilesV3:
     def add(self, episode: FinishedEpisode, tasks: list[str]) -> None:
         """Move the episode's files into place and enter it in the lists."""
         where = formats.place(self._list.next_file)
-        move(episode.data, self._root / formats.DATA_PATH[self.version].format(**where))
+        move(episode.data, self._root / formats.file_name(self.version, "data", where))
         row = episode.row | {
             "dataset_from_index": episode.first_row,
             "dataset_to_index": episode.first_row + episode.length,
         }
         row |= location("data", where)
         for key, path in episode.videos.items():
-            target = formats.VIDEO_PATH[self.version].format(video_key=key, **where)
-            move(path, self._root / target)
+            move(path, self._root / formats.file_name(self.version, f"videos/{key}", where))
             row |= location(f"videos/{key}", where)
             row |= {
                 f"videos/{key}/from_timestamp": 0.0,
@@ -187,13 +185,6 @@ def check_own(root: Path) -> Writer:
             f"{root} was not recorded by dzrobot, so it is left as it is: record to a new folder"
         )
     return known
-
-
-def read_tasks(root: Path) -> list[str]:
-    """Return the tasks of a v3.0 folder that :func:`write_tasks` wrote, in index order."""
-    path = root / formats.TASKS_V3
-    rows = validated(read_parquet(path).to_pylist(), list[TaskRow], str(path), DatasetError)
-    return [row.task for row in sorted(rows, key=lambda row: row.task_index)]
 
 
 def write_tasks(root: Path, tasks: list[str]) -> None:

@@ -4,19 +4,22 @@ A commit rewrites the last of them, so it costs the same however many episodes c
 statistics of the dataset are merged file by file: what is known of the earlier files is kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from dzrobot.documents import validated
 from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.formats import Count, Seconds, Text
+from dzrobot.recording.formats import Text
 
 ROWS_PER_FILE = 100
 """Recordings begun before 2026-12 have all their episodes in the first file."""
@@ -25,6 +28,9 @@ _OWN = {b"dzrobot": b"list of episodes"}
 """Marks the files after the first: other programs give theirs the same names."""
 
 Statistics = dict[str, ColumnStatistics]
+
+IN_FILE = ("chunk_index", "file_index")
+"""Which file of v3.0: what a column of the list ends with."""
 
 
 class EpisodeList:
@@ -78,8 +84,7 @@ class EpisodeList:
             (self._root / formats.STATS).unlink(missing_ok=True)
             return None
         last = self._rows.slice(len(self._rows) - 1).to_pylist()[0]
-        place = int(last["data/chunk_index"]) * formats.CHUNK_SIZE + int(last["data/file_index"])
-        self.next_file = place + 1
+        self.next_file = number_of(last, "data") + 1
         self._write_statistics()
         return _joined(kept)
 
@@ -93,9 +98,7 @@ class EpisodeList:
         if self._rows is not None and len(self._rows) >= ROWS_PER_FILE:
             self._begin(self._number + 1)
         row |= location("meta/episodes", formats.place(self._number))
-        for column, table in statistics.items():
-            row |= {f"stats/{column}/{name}": value for name, value in table.items()}
-        self._rows = append_row(self._rows, row)
+        self._rows = append_row(self._rows, with_statistics(row, statistics))
         self._statistics.append(statistics)
         self._write_statistics()
         _write(self._root, self._number, self._rows)
@@ -142,19 +145,17 @@ def read_rows(root: Path, cameras: Sequence[str] = ()) -> pa.Table | None:
         DatasetError: Another program added lists of its own, or the list cannot be read.
     """
     tables = []
-    kinds: dict[str, Any] = {"episode_index": Count, "length": Count, "tasks": list[Text]}
-    for prefix in ("data", *(f"videos/{key}" for key in cameras)):
-        kinds |= {f"{prefix}/{name}": Count for name in ("chunk_index", "file_index")}
-    for key in cameras:
-        kinds |= {f"videos/{key}/{end}_timestamp": Seconds for end in ("from", "to")}
     for path in list_files(root):
-        table = read_parquet(path)
-        for name, kind in kinds.items():
-            if name not in table.column_names:
-                raise DatasetError(f"{path} has no column {name!r}: it is not a list of episodes")
-            values = table.column(name).to_pylist()
-            validated(values, list[kind], f"{path}, column {name}", DatasetError)  # type: ignore[valid-type]
-        tables.append(table)
+        lists = ListTable(read_parquet(path), path)
+        lists.integers("episode_index")
+        lists.integers("length")
+        lists.check("tasks", list[Text])
+        for prefix in ("data", *(f"videos/{key}" for key in cameras)):
+            lists.files(prefix)
+        for key in cameras:
+            lists.seconds(f"videos/{key}/from_timestamp")
+            lists.seconds(f"videos/{key}/to_timestamp")
+        tables.append(lists.table)
     return _joined(tables) if tables else None
 
 
@@ -192,6 +193,75 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
 
 
+def read_table(path: Path) -> pa.Table:
+    """Return a table of lists without the statistics, of which there are hundreds of columns."""
+    try:
+        names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
+    return read_parquet(path, columns=names)
+
+
+@dataclass(frozen=True)
+class ListTable:
+    """Columns of a list, checked one by one."""
+
+    table: pa.Table
+    where: Path
+
+    def integers(self, name: str, most: int = 10**9) -> NDArray[np.int64]:
+        """Return a column of whole numbers from 0 to ``most``, (rows,)."""
+        column = self._column(name)
+        if not pa.types.is_integer(column.type):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are whole numbers")
+        values: NDArray[np.int64] = column.cast(pa.int64(), safe=False).to_numpy()
+        if len(values) and not 0 <= values.min() <= values.max() <= most:
+            raise DatasetError(
+                f"{self.where}: {name} goes from {values.min()} to {values.max()}, allowed is 0 to "
+                f"{most}"
+            )
+        return values
+
+    def seconds(self, name: str) -> NDArray[np.float64]:
+        """Return a column of times, (rows,), in seconds; none is negative."""
+        column = self._column(name)
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are numbers")
+        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise DatasetError(f"{self.where}: {name} holds a time that is negative or not finite")
+        return values
+
+    def check(self, name: str, kind: Any) -> None:
+        """Raise :class:`DatasetError` if a value is not of the pydantic type ``kind``."""
+        values = self._column(name).to_pylist()
+        validated(values, list[kind], f"{self.where}, column {name}", DatasetError)
+
+    def files(self, prefix: str) -> NDArray[np.int64]:
+        """Return the chunk and file numbers under ``prefix``, (rows, 2)."""
+        return np.stack([self.integers(f"{prefix}/{name}") for name in IN_FILE], axis=1)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a column of texts."""
+        column = self._column(name)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are texts")
+        return list(column.to_pylist())
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        if self.table.column_names.count(name) != 1:
+            raise DatasetError(
+                f"{self.where}: there is not one column {name!r}; it has "
+                f"{preview(self.table.column_names, 20)}"
+            )
+        column = self.table.column(name)
+        if column.null_count:
+            raise DatasetError(f"{self.where}: {name} has {column.null_count} empty rows")
+        return column
+
+
 def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:
     """Return ``rows`` with one more; columns that either side lacks are null there."""
     added = pa.Table.from_pylist([row])
@@ -217,18 +287,10 @@ def listed_files(root: Path, rows: pa.Table) -> list[Path]:
     ]:
         if prefix == "meta/episodes":
             continue
-        template = formats.DATA_PATH["v3.0"] if prefix == "data" else formats.VIDEO_PATH["v3.0"]
-        numbers = zip(
-            rows.column(f"{prefix}/chunk_index").to_pylist(),
-            rows.column(f"{prefix}/file_index").to_pylist(),
-            strict=True,
-        )
+        numbers = ListTable(rows, root).files(prefix).tolist()
         paths += [
-            root
-            / template.format(
-                chunk_index=chunk, file_index=file, video_key=prefix.removeprefix("videos/")
-            )
-            for chunk, file in numbers
+            root / formats.file_name("v3.0", prefix, dict(zip(IN_FILE, place, strict=True)))
+            for place in numbers
         ]
     return paths
 
@@ -244,20 +306,41 @@ def remove_unlisted(root: Path, rows: pa.Table | None) -> None:
 def _row_statistics(rows: pa.Table) -> list[Statistics]:
     """Return the statistics of every episode of ``rows``."""
     names = [name for name in rows.column_names if name.startswith("stats/")]
-    episodes = []
-    for row in rows.select(names).to_pylist():
-        table: Statistics = {}
-        for name, value in row.items():
-            column, measure = name.removeprefix("stats/").rsplit("/", 1)
-            if value is not None:
-                table.setdefault(column, {})[measure] = value
-        episodes.append(table)
-    return episodes
+    return [take_statistics(row) for row in rows.select(names).to_pylist()]
+
+
+def take_statistics(row: dict[str, Any]) -> Statistics:
+    """Take the statistics out of an entry of a list and return them by column."""
+    statistics: Statistics = {}
+    for name in [name for name in row if name.startswith("stats/")]:
+        column, measure = name.removeprefix("stats/").rsplit("/", 1)
+        if (value := row.pop(name)) is not None:
+            statistics.setdefault(column, {})[measure] = value
+    return statistics
+
+
+def with_statistics(row: dict[str, Any], statistics: Statistics) -> dict[str, Any]:
+    """Return an entry of a list with the statistics of its columns."""
+    return row | {
+        f"stats/{column}/{name}": value
+        for column, table in statistics.items() for name, value in table.items()
+    }  # fmt: skip
 
 
 def location(prefix: str, where: dict[str, int]) -> dict[str, int]:
     """Return the columns of a list that say in which file something lies."""
-    return {f"{prefix}/{name}": where[name] for name in ("chunk_index", "file_index")}
+    return {f"{prefix}/{name}": where[name] for name in IN_FILE}
+
+
+def located(row: Mapping[str, Any], prefix: str) -> dict[str, int]:
+    """Return the indices of the file in which something of an entry lies."""
+    return {name: int(row[f"{prefix}/{name}"]) for name in IN_FILE}
+
+
+def number_of(row: Mapping[str, Any], prefix: str) -> int:
+    """Return the number of the file in which something of an entry lies; see :func:`.place`."""
+    where = located(row, prefix)
+    return where["chunk_index"] * formats.CHUNK_SIZE + where["file_index"]
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

@@ -4,16 +4,23 @@ Limits are far beyond any recording; they keep a wrong number from being allocat
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from dzrobot.errors import find
+from dzrobot.documents import read_json
+from dzrobot.errors import DatasetError, find
 
 LONGEST_EPISODE = 10_000_000
 """Frames: four days at 30 per second."""
+
+EpisodeChoice = Literal["successes", "all", "interventions"]
+"""Which episodes of a recording are used: see :attr:`.DataConfig.episodes`."""
+
+EPISODE_CHOICES: tuple[EpisodeChoice, ...] = get_args(EpisodeChoice)
 
 _MOST = 10**9
 _WIDEST = 100_000
@@ -100,6 +107,11 @@ class Info(BaseModel):
     data_path: Template
     video_path: Template | None = None
     features: dict[Name, Column]
+
+    @property
+    def videos(self) -> list[str]:
+        """Columns whose images lie in videos."""
+        return [name for name, column in self.features.items() if column.dtype == "video"]
 
 
 class EpisodeRow(BaseModel):
@@ -234,6 +246,8 @@ VIDEO_PATH = {
     "v2.1": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
     "v3.0": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 }
+VERSIONS = tuple(DATA_PATH)
+
 STANDARD_COLUMNS = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -243,9 +257,44 @@ STANDARD_COLUMNS = {
 }
 
 
-def data_template(version: str) -> str:
-    """Return the path template of data files; raise for a version that is not written here."""
-    return find(DATA_PATH, "LeRobot version", version)
+def check_written(version: str) -> None:
+    """Raise for a version that is not written here."""
+    find(DATA_PATH, "LeRobot version", version)
+
+
+def file_name(version: str, prefix: str, where: Mapping[str, int]) -> str:
+    """Return the path of a file below the root of a recording of ours.
+
+    Args:
+        version: Of the format.
+        prefix: ``data``, or ``videos/`` and the camera, as the list of v3.0 names its columns.
+        where: Indices, as :func:`place` gives them.
+    """
+    if prefix == "data":
+        return DATA_PATH[version].format(**where)
+    return VIDEO_PATH[version].format(video_key=prefix.removeprefix("videos/"), **where)
+
+
+def read_info(root: Path) -> Info:
+    """Return ``meta/info.json`` of the dataset in ``root``.
+
+    Raises:
+        DatasetError: It is unreadable, or of another format.
+    """
+    path = root / INFO
+    version = read_json(path, _Versioned, DatasetError).codebase_version
+    if version not in VERSIONS:
+        raise DatasetError(
+            f"{path}: codebase_version is {version!r}; readable are {', '.join(VERSIONS)}. Convert "
+            "the dataset with LeRobot's own tools."
+        )
+    return read_json(path, Info, DatasetError)
+
+
+class _Versioned(BaseModel):
+    """The field that determines how the rest of ``info.json`` is read."""
+
+    codebase_version: str
 
 
 def totals(version: str, episodes: int, frames: int, tasks: int, cameras: int) -> dict[str, Any]:

@@ -11,16 +11,21 @@ from dzrobot.documents import parse_json, read_json, read_json_lines, validated
 from dzrobot.errors import DatasetError
 from dzrobot.files import append_line, explained, whole_lines, write_json, write_json_lines
 from dzrobot.recording import column_statistics, formats
+from dzrobot.recording.catalog import read_tasks
 from dzrobot.recording.column_statistics import ColumnStatistics
-from dzrobot.recording.commit import check_own, read_tasks, write_tasks
-from dzrobot.recording.episode_list import read_rows, write_list
+from dzrobot.recording.commit import check_own, write_tasks
+from dzrobot.recording.episode_list import (
+    located,
+    read_rows,
+    take_statistics,
+    with_statistics,
+    write_list,
+)
 from dzrobot.recording.formats import (
     EpisodeFacts,
     EpisodeStatistics,
-    Info,
     LostAttempt,
     RecordedRow,
-    TaskRow,
 )
 
 Row = dict[str, Any]
@@ -35,6 +40,12 @@ class RecordingLists:
     root: Path
     info: Row
     """``info.json``."""
+
+    version: str
+    """Version of the format."""
+
+    cameras: list[str]
+    """Columns whose images lie in videos."""
 
     rows: list[Row]
     """The list of episodes, without their statistics."""
@@ -58,20 +69,18 @@ class RecordingLists:
                 committed.
         """
         check_own(root)
-        info = read_json(root / formats.INFO, Row, DatasetError)
-        checked = validated(info, Info, str(root / formats.INFO), DatasetError)
-        version, count = checked.codebase_version, checked.total_episodes
-        formats.data_template(version)
+        checked = formats.read_info(root)
+        count = checked.total_episodes
         facts_file = root / formats.FACTS
         facts = _lines(facts_file, Row) if facts_file.exists() else []
         # Rows keep what this version does not know; what it uses is checked.
         validated(facts, list[EpisodeFacts], str(facts_file), DatasetError)
         lists = cls(
-            root=root, info=info, rows=[],
-            statistics=[], tasks=[], facts={row["episode_index"]: row for row in facts},
-            schema=None,
+            root=root, info=read_json(root / formats.INFO, Row, DatasetError),
+            version=checked.codebase_version, cameras=checked.videos, rows=[], statistics=[],
+            tasks=[], facts={row["episode_index"]: row for row in facts}, schema=None,
         )  # fmt: skip
-        if version == "v3.0":
+        if lists.version == "v3.0":
             lists._read_v3()
         else:
             lists._read_v2()
@@ -84,25 +93,13 @@ class RecordingLists:
             )
         return lists
 
-    @property
-    def version(self) -> str:
-        """Version of the format."""
-        return str(self.info["codebase_version"])
-
-    @property
-    def cameras(self) -> list[str]:
-        """Columns whose images lie in videos."""
-        features = self.info["features"]
-        return [name for name, feature in features.items() if feature["dtype"] == "video"]
-
     def data_file(self, episode: int) -> str:
         """Return the data file of ``episode``, below the root."""
-        return formats.DATA_PATH[self.version].format(**self._place(episode, "data"))
+        return self._file(episode, "data")
 
     def video_file(self, episode: int, camera: str) -> str:
         """Return the video file of ``episode``, below the root."""
-        place = self._place(episode, f"videos/{camera}")
-        return formats.VIDEO_PATH[self.version].format(video_key=camera, **place)
+        return self._file(episode, f"videos/{camera}")
 
     def write(self, folder: Path) -> None:
         """Write all lists to ``folder``, laid out like a recording."""
@@ -119,11 +116,10 @@ class RecordingLists:
         else:
             self._write_v2(folder)
 
-    def _place(self, episode: int, prefix: str) -> dict[str, int]:
-        if self.version != "v3.0":
-            return formats.place(episode)
-        row = self.rows[episode]
-        return {name: int(row[f"{prefix}/{name}"]) for name in ("chunk_index", "file_index")}
+    def _file(self, episode: int, prefix: str) -> str:
+        v3 = self.version == "v3.0"
+        where = located(self.rows[episode], prefix) if v3 else formats.place(episode)
+        return formats.file_name(self.version, prefix, where)
 
     def _read_v2(self) -> None:
         root = self.root
@@ -131,7 +127,7 @@ class RecordingLists:
         validated(self.rows, list[RecordedRow], str(root / formats.EPISODES_V2), DatasetError)
         lines = _lines(root / formats.EPISODES_STATS_V2, EpisodeStatistics)
         self.statistics = [line.stats for line in lines]
-        self.tasks = [line.task for line in _lines(root / formats.TASKS_V2, TaskRow)]
+        self.tasks = read_tasks(root, self.version)
 
     def _write_v2(self, folder: Path) -> None:
         write_json_lines(folder / formats.EPISODES_V2, self.rows)
@@ -151,40 +147,19 @@ class RecordingLists:
         table = read_rows(self.root, self.cameras)
         if table is None:
             return
-        self.schema, self.tasks = table.schema, read_tasks(self.root)
+        self.schema, self.tasks = table.schema, read_tasks(self.root, self.version)
         for row in table.to_pylist():
-            statistics: dict[str, ColumnStatistics] = {}
-            for name in [name for name in row if name.startswith("stats/")]:
-                column, measure = name.removeprefix("stats/").rsplit("/", 1)
-                if (value := row.pop(name)) is not None:
-                    statistics.setdefault(column, {})[measure] = value
+            self.statistics.append(take_statistics(row))
             self.rows.append(row)
-            self.statistics.append(statistics)
         measures = list[dict[formats.Name, dict[str, formats.Measure]]]
         validated(self.statistics, measures, f"the list of episodes of {self.root}", DatasetError)
 
     def _write_v3(self, folder: Path) -> None:
         joined = [
-            row | {f"stats/{column}/{name}": value for column, table in one.items()
-                   for name, value in table.items()}
-            for row, one in zip(self.rows, self.statistics, strict=True)
-        ]  # fmt: skip
-        table = pa.Table.from_pylist(joined, schema=self.schema)
-        write_list(folder, table)
+            with_statistics(row, one) for row, one in zip(self.rows, self.statistics, strict=True)
+        ]
+        write_list(folder, pa.Table.from_pylist(joined, schema=self.schema))
         write_tasks(folder, self.tasks)
-
-
-def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
-    """Return what the recording in ``root`` says of its episodes, by their number.
-
-    An interrupted recording may say something of an episode that is not there.
-
-    Raises:
-        DatasetError: The file of facts cannot be read.
-    """
-    path = root / formats.FACTS
-    rows = _lines(path, EpisodeFacts) if path.exists() else []
-    return {row.episode_index: row for row in rows}
 
 
 def lost_attempts(root: Path) -> list[LostAttempt]:

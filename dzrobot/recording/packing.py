@@ -14,11 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, printable
 from dzrobot.files import explained, replacing, undone_on_error
 from dzrobot.recording import folder, formats
-from dzrobot.recording.episode_list import read_rows, remove_unlisted, replace_rows
+from dzrobot.recording.episode_list import (
+    located,
+    location,
+    number_of,
+    read_rows,
+    remove_unlisted,
+    replace_rows,
+)
 from dzrobot.recording.formats import Info
 
 MEGABYTE = 2**20
@@ -46,7 +52,7 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     """
     import av
 
-    info = read_json(root / formats.INFO, Info, DatasetError)
+    info = formats.read_info(root)
     if info.codebase_version != "v3.0":
         raise DatasetError(
             f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
@@ -64,8 +70,7 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
 
 
 def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
-    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
-    table = read_rows(root, cameras)
+    table = read_rows(root, info.videos)
     if table is None:
         return
     rows: list[dict[str, Any]] = table.to_pylist()
@@ -73,7 +78,7 @@ def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
     # disk decides, also where it was replaced just before an error.
     with undone_on_error(lambda: remove_unlisted(root, read_rows(root))):
         _join_data(root, rows, data_mb)
-        for key in cameras:
+        for key in info.videos:
             _join_videos(root, rows, key, video_mb, info.fps)
         replace_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
     remove_unlisted(root, read_rows(root))
@@ -125,25 +130,21 @@ def _join(
 ) -> None:
     """Write joined files under new numbers and point ``rows`` to them."""
     stored = _stored(root, rows, prefix)
-    number = 1 + max(
-        row[f"{prefix}/chunk_index"] * formats.CHUNK_SIZE + row[f"{prefix}/file_index"]
-        for row in rows
-    )
+    number = 1 + max(number_of(row, prefix) for row in rows)
     for group in _groups(stored, limit_mb * MEGABYTE):
         where = formats.place(number)
         number += 1
-        write(_path(root, prefix, where), group)
+        write(root / formats.file_name("v3.0", prefix, where), group)
         for one in group:
             for episode in one.episodes:
-                rows[episode][f"{prefix}/chunk_index"] = where["chunk_index"]
-                rows[episode][f"{prefix}/file_index"] = where["file_index"]
+                rows[episode] |= location(prefix, where)
 
 
 def _stored(root: Path, rows: list[dict[str, Any]], prefix: str) -> list[_Stored]:
     found: dict[Path, list[int]] = {}
     for episode, row in enumerate(rows):
-        where = {name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
-        found.setdefault(_path(root, prefix, where), []).append(episode)
+        path = root / formats.file_name("v3.0", prefix, located(row, prefix))
+        found.setdefault(path, []).append(episode)
     return [
         _Stored(path, tuple(inside), sum(rows[episode]["length"] for episode in inside))
         for path, inside in found.items()
@@ -161,11 +162,6 @@ def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
         groups[-1].append(one)
         room -= size
     return groups
-
-
-def _path(root: Path, prefix: str, where: dict[str, int]) -> Path:
-    kind = formats.DATA_PATH if prefix == "data" else formats.VIDEO_PATH
-    return root / kind["v3.0"].format(video_key=prefix.removeprefix("videos/"), **where)
 
 
 def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:

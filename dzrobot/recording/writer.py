@@ -71,7 +71,7 @@ class EpisodeWriter:
         version: str = "v2.1",
         video: VideoCodec | bool = False,
     ) -> None:
-        formats.data_template(version)
+        formats.check_written(version)
         self._version = version
         self._root = Path(root)
         self._embodiment = embodiment

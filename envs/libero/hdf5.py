@@ -24,7 +24,7 @@ from dzrobot.errors import DatasetError, preview
 from dzrobot.importing import required
 from dzrobot.progress import Show
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.lists import episode_facts
+from dzrobot.recording.catalog import episode_facts
 
 Array = NDArray[np.float32]
 Prompt = Literal["name", "bddl"]

@@ -9,7 +9,7 @@ from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
-from dzrobot.recording.lists import episode_facts
+from dzrobot.recording.catalog import episode_facts
 from dzrobot.rollout.demonstrations.record import NoisyActions
 
 WANTED = np.array([0.1, 0, 0, 0, 0, 0, 1], np.float32)

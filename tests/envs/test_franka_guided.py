@@ -17,7 +17,7 @@ from dzrobot.envs.franka.workcells import Space
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
-from dzrobot.recording.lists import episode_facts
+from dzrobot.recording.catalog import episode_facts
 from dzrobot.rollout.arm.teleoperation import Teleoperator
 
 HELD, LET_GO = TeleopReading(active=True), TeleopReading(active=False)

@@ -12,10 +12,10 @@ from kill_points import contents, operations, spread, stop
 from dzrobot import cli
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter, consolidate
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import COLLECTION
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 
 def formats(quick):

@@ -16,10 +16,10 @@ from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs import action_space, observation_space
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 from dzrobot.recording import EpisodeWriter
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.rollout.demonstrations.collection import CollectionPlan, collect
 from dzrobot.rollout.demonstrations.record import RecordedActions
 from dzrobot.rollout.environment import look_at, needed_robot
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 HAND = HandMotion(
     position=slice(0, 3), rotation=slice(3, 6), rotation_form="rotation vector",

@@ -10,11 +10,10 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.envs.teleop.device import DeviceLostError, TeleopReading
 from dzrobot.policies.wrapping import adapted
-from dzrobot.recording.lists import episode_facts
+from dzrobot.recording.catalog import DatasetCatalog, episode_facts
 from dzrobot.rollout.arm.teleoperation import Teleoperator, WatchedPolicy
 from dzrobot.rollout.environment import made_environment
 from dzrobot.rollout.episode import PolicyActor
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 REST = TeleopReading(active=False, motion=(0.0,) * 6)
 PUSH = TeleopReading(active=True, motion=(0.5, 0.0, 0.0, 0.0, 0.0, 0.0))

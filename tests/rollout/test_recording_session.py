@@ -14,12 +14,12 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.lists import episode_facts, lost_attempts
+from dzrobot.recording.catalog import DatasetCatalog, episode_facts
+from dzrobot.recording.lists import lost_attempts
 from dzrobot.rollout.arm.attended import Attended, EndedByDriver, OperatorOptions
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import made_environment
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 ROBOT = load_embodiment("franka_pnp")
 STEPS = 3

@@ -13,7 +13,7 @@ import dzrobot.envs.fakes  # noqa: F401 (loaded here, not in every child)
 from dzrobot import cli
 from dzrobot.errors import DatasetError
 from dzrobot.files import explained
-from dzrobot.training.data.lerobot import DatasetCatalog
+from dzrobot.recording.catalog import DatasetCatalog
 
 POINT = ("--env=dzrobot/point-v0", "--env-arg=resolution=32", "--max-steps=24")
 COLLECT = ("collect", *POINT, "--policy=rollout_policies:Seeker", "--episodes=2")

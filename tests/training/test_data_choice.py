@@ -11,8 +11,8 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.run.opening import _anchor, last_episodes
 from dzrobot.training.sft_config import DataConfig
 

@@ -14,8 +14,8 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import StatisticsError
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.recording import EpisodeWriter
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.run.build import build
 from dzrobot.training.run.export import export

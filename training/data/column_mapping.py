@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import DatasetError, ModalityError, preview, suggest
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import Modality, ModalityEntry
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 TASK_COLUMN = "task_index"
 

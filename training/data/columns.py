@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict
 from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import one_at_a_time
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.column_mapping import ResolvedColumns
-from dzrobot.training.data.lerobot import DatasetCatalog
 
 _log = logging.getLogger(__name__)
 

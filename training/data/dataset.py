@@ -18,12 +18,12 @@ from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, find, preview
 from dzrobot.files import cache_folder, one_at_a_time
+from dzrobot.recording.catalog import FAILED, RATE_TOLERANCE, DatasetCatalog
+from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
-from dzrobot.training.data.lerobot import FAILED, RATE_TOLERANCE, DatasetCatalog
 from dzrobot.training.data.video_decoding import DECODERS, Videos
-from dzrobot.training.sft_config import EPISODE_CHOICES, EpisodeChoice
 
 Labels = Callable[[int], NDArray[np.int64]]
 """Instruction code of every row of an episode, by ordinal; negative where there is none."""

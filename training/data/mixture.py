@@ -18,10 +18,10 @@ from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.modality.pipeline import EncodedVectors, Pipeline
 from dzrobot.modality.stats import Statistics
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.rng import seed_sequence
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.sampler import SampleStream, Stream, check_stream
 

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.checks import idle, is_blank
 from dzrobot.training.data.column_mapping import ColumnSource
 from dzrobot.training.data.columns import EpisodeRows, Progress, read_data_file
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.embedded_images import EmbeddedImages
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.reading_pool import EpisodePiece, ReadingPool, pieces_of
 from dzrobot.training.data.video_decoding import FrameTable, Videos
 

@@ -13,8 +13,7 @@ from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_file, is_hub_id
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.recording import formats as layout
-from dzrobot.recording.formats import EpisodeRow
-from dzrobot.training.data.lerobot import read_info
+from dzrobot.recording.formats import EpisodeRow, read_info
 from dzrobot.training.recipes.architecture import (
     CONFIG_FILE,
     METADATA_FILE,

@@ -17,8 +17,9 @@ from dzrobot.policies.dreamzero.checkpoints.load import check_weights, empty_net
 from dzrobot.policies.dreamzero.checkpoints.names import DIT
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.formats import EpisodeChoice
 from dzrobot.training.data import EpisodeSelection, ReaderOptions, SourceSpec, TrainingData
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.mixture import MakeStream
 from dzrobot.training.data.video_decoding import load_decoder
 from dzrobot.training.recipes.architecture import SourcePlan, run_network, source_plans
@@ -31,7 +32,7 @@ from dzrobot.training.run.initial_weights import (
     starting_weights,
 )
 from dzrobot.training.run.plugin import Plugins
-from dzrobot.training.sft_config import DataConfig, EpisodeChoice, SFTConfig
+from dzrobot.training.sft_config import DataConfig, SFTConfig
 
 TOKENIZER_FOLDER = "tokenizer"
 

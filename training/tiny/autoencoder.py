@@ -23,6 +23,7 @@ from dzrobot.errors import StatisticsError
 from dzrobot.modality.stats import ACTION_HORIZON
 from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.network.vae import MEAN, STD, Vae
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import (
     LoaderOptions,
     LoaderPlan,
@@ -31,7 +32,6 @@ from dzrobot.training.data import (
     build_loader,
     encode_views,
 )
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.data.provenance import PROVENANCE, RecordedProvenance, provenance
 from dzrobot.training.run.inputs import keyed_generator
 from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint

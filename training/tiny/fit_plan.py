@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dzrobot.errors import ConfigError
-from dzrobot.training.sft_config import EpisodeChoice
+from dzrobot.recording.formats import EpisodeChoice
 
 _FEWEST = 3
 """Updates in which a rate can rise and fall."""

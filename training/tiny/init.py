@@ -33,13 +33,13 @@ from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
 from dzrobot.progress import progress_bar
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import (
     EpisodeSelection,
     ReaderOptions,
     SourceSpec,
     TrainingData,
 )
-from dzrobot.training.data.lerobot import DatasetCatalog
 from dzrobot.training.run.encoder_cache import training_prompts
 from dzrobot.training.run.opening import last_episodes
 from dzrobot.training.tiny.autoencoder import (

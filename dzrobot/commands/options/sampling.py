@@ -6,8 +6,9 @@ from typing import Any, get_args
 from dzrobot.commands.options import flags
 from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import FRAME_GRIDS
+from dzrobot.recording.formats import EPISODE_CHOICES
 from dzrobot.training.recipes.read import recipe_sections, robot_of_run
-from dzrobot.training.sft_config import EPISODE_CHOICES, DataConfig, ModelConfig
+from dzrobot.training.sft_config import DataConfig, ModelConfig
 
 
 def add_sampling(group: Any) -> None:

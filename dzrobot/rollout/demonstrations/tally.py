@@ -11,8 +11,9 @@ from pathlib import Path
 
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.progress import TimeLeft
+from dzrobot.recording.catalog import episode_facts
 from dzrobot.recording.formats import LostAttempt
-from dzrobot.recording.lists import episode_facts, lost_attempts, note_lost
+from dzrobot.recording.lists import lost_attempts, note_lost
 from dzrobot.rollout.demonstrations.record import (
     DISCARDED,
     RecordedEnv,

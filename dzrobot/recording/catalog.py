@@ -12,30 +12,26 @@ from typing import get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.embodiments.spec import ActionAnchor
-from dzrobot.errors import DatasetError, preview, printable
-from dzrobot.recording import formats as layout
-from dzrobot.recording.episode_list import read_parquet
+from dzrobot.errors import DatasetError, preview
+from dzrobot.recording import formats
+from dzrobot.recording.episode_list import ListTable, read_table
 from dzrobot.recording.folder import check_whole
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
     Column,
+    EpisodeChoice,
     EpisodeFacts,
     EpisodeRow,
     Info,
     Modality,
     TaskRow,
     Writer,
+    read_info,
 )
-from dzrobot.recording.lists import episode_facts
-from dzrobot.training.sft_config import EpisodeChoice
-
-VERSIONS = ("v2.0", "v2.1", "v3.0")
 
 _SAMPLED_FOOTERS = 64
 _FOOTER_BYTES = 8192
@@ -124,7 +120,7 @@ class DatasetCatalog:
         version = info.codebase_version
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
         episodes, uncommitted = _recorded(root, listed, info.total_episodes)
-        modality, recording = root / layout.MODALITY, root / layout.RECORDING
+        modality, recording = root / formats.MODALITY, root / formats.RECORDING
         writer = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
         return cls(
             root=root,
@@ -132,7 +128,7 @@ class DatasetCatalog:
             fps=info.fps,
             features=info.features,
             modality=read_json(modality, Modality, DatasetError) if modality.exists() else None,
-            tasks=_tasks(root, version),
+            tasks=tuple(read_tasks(root, version)),
             action_frame=writer.action_frame,
             facts=episode_facts(root),
             episodes=episodes,
@@ -159,7 +155,7 @@ class DatasetCatalog:
         stated = {str(anchor) for anchor in named if anchor is not None}
         if len(stated) > 1 or not stated <= set(known):
             raise DatasetError(
-                f"{self.root}: the episodes in {layout.FACTS} have action.anchor = "
+                f"{self.root}: the episodes in {formats.FACTS} have action.anchor = "
                 f"{preview(stated)}; all have one of {', '.join(known)}: train on those of one"
             )
         return next((anchor for anchor in known if anchor in stated), None)
@@ -188,7 +184,7 @@ class DatasetCatalog:
         marked = [sorted(failed)] if (failed := self.left_out("successes")) else []
         text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data, *marked])
         digest = hashlib.sha256(text.encode())
-        for table in (layout.STATS, layout.EPISODES_STATS_V2):
+        for table in (formats.STATS, formats.EPISODES_STATS_V2):
             if (self.root / table).is_file():
                 digest.update((self.root / table).read_bytes())
         for name, size in data[:: -(-len(data) // _SAMPLED_FOOTERS) or 1]:
@@ -228,7 +224,7 @@ class DatasetCatalog:
     ) -> str:
         template = self.templates[kind]
         if template is None:
-            raise DatasetError(f"{self.root / layout.INFO} gives no {kind}_path")
+            raise DatasetError(f"{self.root / formats.INFO} gives no {kind}_path")
         number = int(self.episodes.index[ordinal])
         return template.format(
             episode_chunk=number // self.chunk_size,
@@ -249,15 +245,15 @@ def locate(path: str | Path) -> Path:
     name = str(path)
     try:
         folder = Path(path).expanduser()
-        if (folder / layout.INFO).is_file():
+        if (folder / formats.INFO).is_file():
             return folder
         there = folder.exists()
     except (OSError, RuntimeError, ValueError) as error:
         raise DatasetError(f"{name[:200]!r} cannot be a dataset: {error}") from error
     if there or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise DatasetError(
-            f"{folder} holds no {layout.INFO}: give the folder of a LeRobot dataset "
-            f"({', '.join(VERSIONS)}) or the owner/name of one on the Hugging Face hub"
+            f"{folder} holds no {formats.INFO}: give the folder of a LeRobot dataset "
+            f"({', '.join(formats.VERSIONS)}) or the owner/name of one on the Hugging Face hub"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -266,46 +262,13 @@ def locate(path: str | Path) -> Path:
         return Path(snapshot_download(name, repo_type="dataset"))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise DatasetError(
-            f"{name!r} is no folder here and could not be fetched from the hub ({error}); download "
-            "it on a machine with access and give its folder"
+            f"{name!r} is not a folder here and could not be fetched from the hub ({error}): "
+            "download it on a machine with access and give its folder"
         ) from error
 
 
-def read_info(root: Path) -> Info:
-    """Return ``meta/info.json`` of the dataset in ``root``.
-
-    Raises:
-        DatasetError: It is unreadable, or of another format.
-    """
-    path = root / layout.INFO
-    version = read_json(path, _Versioned, DatasetError).codebase_version
-    if version not in VERSIONS:
-        raise DatasetError(
-            f"{path}: codebase_version is {version!r}; readable are {', '.join(VERSIONS)}. Convert "
-            "the dataset with LeRobot's own tools."
-        )
-    return read_json(path, Info, DatasetError)
-
-
-class _Versioned(BaseModel):
-    """The field that determines how the rest of ``info.json`` is read."""
-
-    codebase_version: str
-
-
-def _read_table(path: Path) -> pa.Table:
-    """Return a table of lists without the statistics, of which there are hundreds of columns."""
-    try:
-        names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
-    return read_parquet(path, columns=names)
-
-
 def _episodes_v2(root: Path) -> Episodes:
-    lines = read_json_lines(root / layout.EPISODES_V2, EpisodeRow, DatasetError, appended=True)
+    lines = read_json_lines(root / formats.EPISODES_V2, EpisodeRow, DatasetError, appended=True)
     rows = sorted(lines, key=lambda row: row.episode_index)
     return Episodes(
         index=np.array([row.episode_index for row in rows], dtype=np.int64),
@@ -316,18 +279,17 @@ def _episodes_v2(root: Path) -> Episodes:
 
 
 def _episodes_v3(root: Path, info: Info) -> Episodes:
-    folder = root / layout.EPISODES_V3_FOLDER
+    folder = root / formats.EPISODES_V3_FOLDER
     paths = sorted(folder.glob("*/*.parquet"))
     if not paths:
         raise DatasetError(f"{folder} is empty: the dataset is incomplete")
     try:
-        tables = [_read_table(path) for path in paths]
+        tables = [read_table(path) for path in paths]
         table = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise DatasetError(f"the lists in {folder} do not fit together: {error}") from error
-    lists = _ListTable(table, folder)
+    lists = ListTable(table, folder)
     order = np.argsort(lists.integers("episode_index"), kind="stable")
-    cameras = [name for name, column in info.features.items() if column.dtype == "video"]
     return Episodes(
         index=lists.integers("episode_index")[order],
         length=lists.integers("length", LONGEST_EPISODE)[order],
@@ -337,59 +299,9 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
                 files=lists.files(f"videos/{name}")[order],
                 start_s=lists.seconds(f"videos/{name}/from_timestamp")[order],
             )
-            for name in cameras
+            for name in info.videos
         },
     )
-
-
-@dataclass(frozen=True)
-class _ListTable:
-    """Columns of a list, checked one by one."""
-
-    table: pa.Table
-    where: Path
-
-    def integers(self, name: str, most: int = 10**9) -> NDArray[np.int64]:
-        column = self._column(name)
-        if not pa.types.is_integer(column.type):
-            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are whole numbers")
-        values: NDArray[np.int64] = column.cast(pa.int64(), safe=False).to_numpy()
-        if len(values) and not 0 <= values.min() <= values.max() <= most:
-            raise DatasetError(
-                f"{self.where}: {name} goes from {values.min()} to {values.max()}, allowed is 0 to "
-                f"{most}"
-            )
-        return values
-
-    def seconds(self, name: str) -> NDArray[np.float64]:
-        column = self._column(name)
-        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are numbers")
-        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise DatasetError(f"{self.where}: {name} holds a time that is negative or not finite")
-        return values
-
-    def files(self, prefix: str) -> NDArray[np.int64]:
-        names = [f"{prefix}/{name}" for name in ("chunk_index", "file_index")]
-        return np.stack([self.integers(name) for name in names], axis=1)
-
-    def texts(self, name: str) -> list[str]:
-        column = self._column(name)
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are texts")
-        return list(column.to_pylist())
-
-    def _column(self, name: str) -> pa.ChunkedArray:
-        if self.table.column_names.count(name) != 1:
-            raise DatasetError(
-                f"{self.where}: there is not one column {name!r}; it has "
-                f"{preview(self.table.column_names, 20)}"
-            )
-        column = self.table.column(name)
-        if column.null_count:
-            raise DatasetError(f"{self.where}: {name} has {column.null_count} empty rows")
-        return column
 
 
 def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
@@ -412,26 +324,44 @@ def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
     return kept, len(listed) - total
 
 
-def _tasks(root: Path, version: str) -> tuple[str, ...]:
+def read_tasks(root: Path, version: str) -> list[str]:
+    """Return the instructions of the dataset in ``root``, by their index.
+
+    Raises:
+        DatasetError: The list cannot be read, or its indices have gaps.
+    """
     if version != "v3.0":
-        lines = read_json_lines(root / layout.TASKS_V2, TaskRow, DatasetError, appended=True)
+        lines = read_json_lines(root / formats.TASKS_V2, TaskRow, DatasetError, appended=True)
         pairs = [(row.task_index, row.task) for row in lines]
     else:
-        table = _read_table(root / layout.TASKS_V3)
+        table = read_table(root / formats.TASKS_V3)
         # Pandas keeps the text in its index, whose column has had several names.
         texts = [name for name in table.column_names if name != "task_index"]
         if len(texts) != 1:
             raise DatasetError(
-                f"{root / layout.TASKS_V3} has the columns {preview(table.column_names)}; expected "
-                "task_index and one column of texts"
+                f"{root / formats.TASKS_V3} has the columns {preview(table.column_names)}; "
+                "expected task_index and one column of texts"
             )
-        lists = _ListTable(table, root / layout.TASKS_V3)
+        lists = ListTable(table, root / formats.TASKS_V3)
         numbers = lists.integers("task_index").tolist()
         pairs = list(zip(numbers, lists.texts(texts[0]), strict=True))
     ordered = sorted(pairs)
     if [index for index, _ in ordered] != list(range(len(ordered))):
         raise DatasetError(f"{root}: task indices are not 0 to {len(ordered) - 1}")
-    return tuple(text for _, text in ordered)
+    return [text for _, text in ordered]
+
+
+def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
+    """Return what the recording in ``root`` says of its episodes, by their number.
+
+    An interrupted recording may say something of an episode that is not there.
+
+    Raises:
+        DatasetError: The file of facts cannot be read.
+    """
+    path = root / formats.FACTS
+    rows = read_json_lines(path, EpisodeFacts, DatasetError, appended=True) if path.exists() else []
+    return {row.episode_index: row for row in rows}
 
 
 def _sizes(root: Path) -> Iterator[tuple[str, int]]:
