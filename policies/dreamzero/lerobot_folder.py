@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, preview
+from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.policies.dreamzero.checkpoints.convert import Converted, ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import CONFIG_FILE, open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.shards import write_json, written_whole
@@ -92,6 +93,11 @@ def write_lerobot_folder(
         done = convert(sources, inner, replace(options, to="directory", whole=True))
         checkpoint = open_checkpoint(inner)
         robot = embodiment_of(checkpoint, embodiment)
+        if embodiment is None and robot.tag not in EMBODIMENTS:
+            raise CheckpointError(
+                f"{robot.tag!r} is not built in, and LeRobot's side finds a robot by its name: "
+                "write --embodiment module:NAME, a module that is importable there too"
+            )
         frames = len(robot.timing.frame_offsets)
         columns = columns_of(robot)
         features = input_features(robot, columns)

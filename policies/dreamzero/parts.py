@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
+from dzrobot.embodiments.registry import EMBODIMENTS, described_embodiment, load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.modality.pipeline import Pipeline
@@ -19,6 +19,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
 from dzrobot.policies.dreamzero.checkpoints.passport import (
+    PASSPORT_FILE,
     check_compatible,
     check_passport,
     passport_for,
@@ -152,15 +153,35 @@ def embodiment_of(checkpoint: Checkpoint, wanted: Embodiment | str | None = None
             f"{checkpoint.path} was trained for {preview(tags)}: say for which of them, "
             f"embodiment={tags[0] if tags else 'TAG'!r}"
         )
-    own = recorded_robots(checkpoint.own_passport)
-    if tags[0] not in EMBODIMENTS and own:
-        # Never loaded unasked: a checkpoint must not choose which code runs.
-        raise CheckpointError(
-            f"{checkpoint.path} was trained for {tags[0]!r}, a robot of a lab's own. Its recipe "
-            f"calls it {' or '.join(own)}: give embodiment={own[0]!r} (on the command line "
-            f"--embodiment {own[0]}), in the folder of that module"
-        )
-    return load_embodiment(tags[0])
+    return _named(checkpoint, tags[0])
+
+
+def _named(checkpoint: Checkpoint, tag: str) -> Embodiment:
+    """Return the robot ``tag`` of a checkpoint: one that is built in, or as it is described there.
+
+    Raises:
+        CheckpointError: it is neither, or the description cannot be read.
+    """
+    passport = checkpoint.own_passport
+    trained = None if passport is None else passport.embodiments.get(tag)
+    if tag in EMBODIMENTS:
+        return EMBODIMENTS[tag]
+    if trained is not None and trained.description is not None:
+        where = f"{checkpoint.folder / PASSPORT_FILE}: {tag}"
+        return described_embodiment(trained.description, where, CheckpointError)
+    # Never loaded unasked: a checkpoint must not choose which code runs.
+    own = recorded_robots(passport)
+    recipe = f" Its recipe calls it {' or '.join(own)}." if own else ""
+    code = "" if trained is None or not trained.conditions else preview(trained.conditions)
+    reason = f"and its {code} is code, which no checkpoint carries" if code else (
+        "and the checkpoint does not describe it"
+    )  # fmt: skip
+    given = own[0] if own else "module:NAME"
+    raise CheckpointError(
+        f"{checkpoint.path} was trained for {tag!r}, which is not built in, {reason}.{recipe} "
+        f"Give embodiment={given!r} (on the command line --embodiment {given}), in the folder of "
+        "that module"
+    )
 
 
 def as_trained(checkpoint: Checkpoint, robot: Embodiment) -> Embodiment:

@@ -1,13 +1,21 @@
 """Finding embodiments by name: built in, on the import path, in the current folder."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dzrobot.embodiments.registry import EMBODIMENTS, load_embodiment
-from dzrobot.errors import ConfigError, UnknownNameError
+from dzrobot.embodiments.registry import (
+    EMBODIMENTS,
+    described_embodiment,
+    description_of,
+    load_embodiment,
+)
+from dzrobot.embodiments.spec import Gripper
+from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError
 
 ROBOT = """
 from dataclasses import replace
@@ -122,3 +130,38 @@ def test_yam_is_that_of_the_published_recipe():
     assert robot.tiles == ((top, right), (left, None))
     assert (robot.timing.control_hz, robot.timing.action_horizon) == (30, 24)
     assert "top-left view shows the top camera" in robot.prompt
+
+
+@pytest.mark.parametrize("tag", EMBODIMENTS)
+def test_a_description_is_data_and_is_read_back_equal(tag):
+    text = json.dumps(description_of(EMBODIMENTS[tag]))
+    assert described_embodiment(json.loads(text), "file", CheckpointError) == EMBODIMENTS[tag]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(speed=1), "does not read speed"),
+        (lambda d: d["action"][0].update(scale=2.0), r"does not read action\.0\.scale"),
+        (lambda d: d["action"][0].update(dim="7"), r"does not read action\.0\.dim"),
+        (lambda d: d["views"][0].update(key="wrist"), "must be 'video.<name>'"),
+        (lambda d: d["state"][-1].update(encoder="os:system"), "does not read|in no tile|cannot"),
+        (lambda d: d.pop("tiles"), "tiles: is missing"),
+    ],
+)  # fmt: skip
+def test_what_a_description_says_beyond_this_version_is_refused(change, message):
+    description = description_of(EMBODIMENTS["oxe_droid"])
+    change(description)
+    with pytest.raises(CheckpointError, match=message):
+        described_embodiment(description, "file", CheckpointError)
+
+
+def test_a_robot_that_holds_code_is_not_described():
+    class Odd(Gripper):
+        pass
+
+    robot = EMBODIMENTS["libero_sim"]
+    sense = replace(robot.state[0], key="state.touch", encoder="touch:Touch")
+    odd = replace(robot.action[0], gripper=Odd(index=6))
+    assert description_of(replace(robot, state=(*robot.state, sense))) is None
+    assert description_of(replace(robot, action=(odd,))) is None

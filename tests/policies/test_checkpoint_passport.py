@@ -267,5 +267,12 @@ def test_an_embodiment_of_ones_own(tmp_path, libero):
         state=(Part(key="state.joints", feature="observation.state", dim=6),),
         action=(Part(key="action.joints", feature="action", dim=6, reference="state.joints"),),
     )  # fmt: skip
-    policy = load(write_tiny_checkpoint(tmp_path / "ur5", robot), robot)
-    assert policy.embodiment == robot
+    folder = write_tiny_checkpoint(tmp_path / "ur5", robot, TinyOptions(with_passport=True))
+    assert load(folder, robot).embodiment == robot
+    # The checkpoint describes it: no module is needed.
+    assert load(folder, None).embodiment == robot
+    passport = json.loads((folder / PASSPORT_FILE).read_text())
+    del passport["embodiments"]["ur5_tabletop"]["description"]
+    (folder / PASSPORT_FILE).write_text(json.dumps(passport))
+    with pytest.raises(CheckpointError, match="does not describe it.*embodiment='module:NAME'"):
+        load(folder, None)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.code_identity import CodeIdentity, package_code
 from dzrobot.documents import read_bytes, read_json, validated
+from dzrobot.embodiments.registry import EMBODIMENTS, description_of
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.importing import is_reference
@@ -65,6 +66,10 @@ class TrainedEmbodiment:
     action_horizon: _Count | None = None
     """Actions of one of its plans, where that is not the passport's: in a mixture the network's
     plans are as long as the longest of its robots'."""
+
+    description: Mapping[str, Any] | None = None
+    """A robot of one's own as data, see ``description_of``; None: it is built in, or data cannot
+    express it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +154,7 @@ def passport_for(
         action_frame=embodiment.action_frame,
         action_anchor=embodiment.action_anchor,
         conditions=tuple(f"{part.key} by {part.encoder}" for part in embodiment.conditions),
+        description=None if embodiment.tag in EMBODIMENTS else description_of(embodiment),
     )
     return Passport(
         embodiments={embodiment.tag: trained},
