@@ -274,5 +274,5 @@ def test_an_embodiment_of_ones_own(tmp_path, libero):
     passport = json.loads((folder / PASSPORT_FILE).read_text())
     del passport["embodiments"]["ur5_tabletop"]["description"]
     (folder / PASSPORT_FILE).write_text(json.dumps(passport))
-    with pytest.raises(CheckpointError, match="does not describe it.*embodiment='module:NAME'"):
+    with pytest.raises(CheckpointError, match=r"does not describe it.*embodiment='module:NAME'"):
         load(folder, None)
