@@ -3,7 +3,9 @@
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,6 +125,18 @@ def test_torn_folders_are_ignored_and_cleared(tmp_path, solo):
     assert not torn.exists()
     with pytest.raises(CheckpointError, match="no complete"):
         find_checkpoint(tmp_path / "elsewhere")
+
+
+@pytest.mark.kill_points
+def test_a_kill_loses_no_complete_checkpoint(tmp_path):
+    """Saving, replacing and expiring: at start, the newest complete checkpoint is there again."""
+    # In a process that has not joined a run: what is forked off it joins one of its own.
+    script = Path(__file__).parent / "kill_checkpoints.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tried, lost = json.loads(done.stdout)
+    assert tried >= 6
+    assert not lost
 
 
 def test_other_shapes_are_refused(tmp_path, solo):

@@ -17,7 +17,7 @@ from dzrobot.cli import main
 from dzrobot.errors import ConfigError
 from dzrobot.process import is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
-from dzrobot.training.run.launch import LOG_FILE, _log_file
+from dzrobot.training.run.launch import LOG_FILE, run_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,15 +64,25 @@ def test_a_fault_of_many_ranks_is_said_once(monkeypatch, tmp_path):
     assert said == [(3, "one fault"), (3, "another")]
 
 
-def test_what_is_logged_is_kept_in_the_run_folder(tmp_path):
+def test_what_is_logged_is_kept_in_the_run_folder(tmp_path, solo):
     logger = logging.getLogger("dzrobot.training.somewhere")
     for text in ("first", "second"):
-        with _log_file(tmp_path / "run", is_main=True):
+        with run_folder(tmp_path / "run", solo):
             logger.info("%s line", text)
     logger.info("not of a run")
     lines = (tmp_path / "run" / LOG_FILE).read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == ["first line", "second line"]
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", lines[0])
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path, solo):
+    """As a scheduler has it that starts a job again while the old one lives."""
+    folder = tmp_path / "run"
+    refused = pytest.raises(ConfigError, match="another process trains in")
+    with run_folder(folder, solo), refused, run_folder(folder, solo):
+        pass
+    with run_folder(folder, solo):
+        assert (folder / LOG_FILE).exists()
 
 
 def test_ctrl_c_saves_as_sigterm_does_and_says_how_to_go_on(train_root, solo, tmp_path, caplog):

@@ -47,6 +47,9 @@ _log = logging.getLogger(__name__)
 
 _PREFIX = "step_"
 _TEMPORARY = ".writing"
+_REPLACED = f".old{_TEMPORARY}"
+"""Ends the name of a complete checkpoint while a newer one of its step takes its place."""
+
 _NAME = re.compile(_PREFIX + r"(\d{1,15})", re.ASCII)
 _CHECKSUM_FORMAT = 2
 """First format of meta.json that comes with checksums."""
@@ -308,7 +311,7 @@ class CheckpointWriter:
         self, folder: Path, config: CheckpointConfig, world: DistributedEnvironment,
         on_complete: Callable[[Path], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Remove what an interrupted process left.
+        """Restore what was being replaced when a process was killed; remove what it left partial.
 
         Args:
             folder: Of the run's checkpoints.
@@ -328,6 +331,11 @@ class CheckpointWriter:
         if world.is_main:
             with files.explained(f"write checkpoints to {folder}", CheckpointError):
                 folder.mkdir(parents=True, exist_ok=True)
+                for replaced in folder.glob(f"{_PREFIX}*{_REPLACED}"):
+                    # Killed between the two renames: it may be the only complete one.
+                    final = replaced.with_name(replaced.name.removesuffix(_REPLACED))
+                    if not final.exists():
+                        files.move(replaced, final)
                 for partial in folder.glob(f"{_PREFIX}*{_TEMPORARY}"):
                     files.remove(partial)
         dist.barrier(group=world.host_group)
@@ -406,16 +414,15 @@ class CheckpointWriter:
         if final.exists():
             # A step that was saved before (resumed and reached again) is replaced. A folder that
             # is being removed must not have a final name.
-            retired = final.with_name(f"{final.name}.old{_TEMPORARY}")
-            files.remove(retired)
-            final.rename(retired)
+            replaced = final.with_name(f"{final.name}{_REPLACED}")
+            final.rename(replaced)
             files.move(pending.temporary, final)
-            files.remove(retired)
+            files.remove(replaced)
         else:
             files.move(pending.temporary, final)
         files.write_text(self._folder / LATEST, final.name)
         for old in complete_checkpoints(self._folder)[: -self._config.keep_last_k]:
-            retired = old.path.with_name(f"{old.path.name}.old{_TEMPORARY}")
+            retired = old.path.with_name(f"{old.path.name}{_TEMPORARY}")
             old.path.rename(retired)
             files.remove(retired)
         self._on_complete(final)

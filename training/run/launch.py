@@ -6,16 +6,18 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dzrobot.errors import ConfigError, DzrobotError
+from dzrobot.files import explained, locked
 from dzrobot.process import exit_code, is_first_to_report
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 
 if TYPE_CHECKING:
+    from dzrobot.training.run.parallel import DistributedEnvironment
     from dzrobot.training.run.plugin import Plugin
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ STOPPED = (exit_code(signal.SIGTERM), exit_code(signal.SIGINT))
 
 LOG_FILE = "train.log"
 """In the run's folder: the log of the main process, with the time of each line."""
+
+LOCK_FILE = "train.lock"
+"""In the run's folder: held as long as a process trains there."""
 
 _STAMP = "%(asctime)s %(message)s"
 
@@ -95,7 +100,7 @@ def train(
     )  # fmt: skip
     compiles = config.parallel.compile is True or world.device.type == "cuda"
     with (
-        _log_file(config.runner.output_dir, is_main=world.is_main),
+        run_folder(config.runner.output_dir, world),
         heartbeat.running(compiles=compiles),
     ):
         trainer = Trainer(build(config, world, own), heartbeat=heartbeat)
@@ -104,13 +109,39 @@ def train(
 
 
 @contextmanager
-def _log_file(folder: Path, *, is_main: bool) -> Iterator[None]:
-    """Write the log to a file in ``folder`` as well."""
-    if not is_main:
+def run_folder(folder: Path, world: "DistributedEnvironment") -> Iterator[None]:
+    """Keep other runs out of ``folder``, and write the log to a file in it as well. Collective.
+
+    Args:
+        folder: Of the run; made if it is not there.
+        world: The processes; the main one writes the folder's files.
+
+    Raises:
+        ConfigError: another run trains in it, or it cannot be written to.
+    """
+    with ExitStack() as held:
+        refused = None
+        if world.is_main:
+            taken = ConfigError(
+                f"another process trains in {folder}: wait until it ends, or give this run a "
+                "runner.output_dir of its own"
+            )
+            try:
+                with explained(f"write to {folder}", ConfigError):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(locked(folder / LOCK_FILE, taken))
+            except ConfigError as error:
+                refused = str(error)
+        if reason := world.from_main(refused):
+            raise ConfigError(reason)
+        if world.is_main:
+            held.enter_context(_logging_to(folder / LOG_FILE))
         yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
+
+
+@contextmanager
+def _logging_to(file: Path) -> Iterator[None]:
+    handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_STAMP))
     logger = logging.getLogger("dzrobot")
     level = logger.level
