@@ -40,9 +40,10 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
+from dzrobot.training.data.films import FrameTable
 from dzrobot.training.data.mixture import SampleKey
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.data.video_decoding import DECODERS, FrameTable, PyAvDecoder
+from dzrobot.training.data.video_decoding import DECODERS, PyAvDecoder
 
 FRAMES = 300
 CLIP = 33
@@ -95,7 +96,7 @@ def ours_clip(name):
     """Return a reader of one clip that opens the file again each time, as a random sample does."""
 
     def read(path, numbers):
-        decoder = DECODERS[name](path, FrameTable.cached(path, path.parent / "tables"))
+        decoder = DECODERS[name](path, FrameTable.of(path, path.parent / "tables"))
         frames = decoder.frames(numbers)
         decoder.close()
         return frames

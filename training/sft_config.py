@@ -21,6 +21,9 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+DamagedFiles = Literal["refuse", "count"]
+"""What becomes of episodes that cannot be used: see :attr:`DataConfig.on_corrupt`."""
+
 GradientAccumulation = Literal["auto", "replicas"] | bool
 """See :attr:`ParallelConfig.enable_gradient_accumulation`."""
 
@@ -267,8 +270,10 @@ class DataConfig(FrozenConfig):
     prefetch_factor: Positive = 2
     """Batches each reader prepares ahead."""
 
-    on_corrupt: Literal["refuse", "count"] = "refuse"
-    """What happens at an unreadable file: stop and name it, or count and replace the sample."""
+    on_corrupt: DamagedFiles = "refuse"
+    """Episodes whose files are missing, damaged or of another episode: ``refuse`` names them and
+    stops; ``count`` leaves them out, and windows with a picture that does not decode, and counts
+    them. The same as ``--damaged`` of the commands."""
 
     augment: bool = True
     """Random crop and color jitter, keyed by (seed, sample)."""

@@ -3,7 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.sampling import add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import add_damaged, add_sampling, sampled_robot
 from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="processes that read",
     )
+    add_damaged(parser)
     add_sampling(parser.add_argument_group("how a run will cut samples, as in `dzrobot stats`"))
 
 
@@ -85,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_workers=arguments.workers,
         held_out=arguments.holdout_episodes,
         episodes=data.episodes,
+        damaged=data.on_corrupt,
     )
     target = FittedTo(embodiment=robot, datasets=arguments.dataset, metadata=arguments.metadata)
     recipe = write_fitted_checkpoint(arguments.output, target, plan, arguments.size)

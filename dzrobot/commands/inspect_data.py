@@ -1,6 +1,7 @@
 """``dzrobot inspect-data``: what a dataset gives an embodiment, and what is wrong with it."""
 
 import argparse
+import time
 
 import numpy as np
 
@@ -9,8 +10,12 @@ from dzrobot.commands.options.sampling import add_recorded, add_sampling, sample
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.reading_pool import ReadingPool
-from dzrobot.training.data.verify import first_frames, idle_episodes, unreadable, video_faults
+from dzrobot.training.data.reading_pool import (
+    ReadingPool,
+    decode_all,
+    first_frames,
+    idle_episodes,
+)
 
 SUMMARY = "show which columns feed an embodiment, count windows, find damaged files"
 
@@ -32,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("how a run will cut samples")
     add_sampling(sampling)
     add_recorded(sampling)
-    parser.add_argument("--quick", action="store_true", help="do not open every video")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="do not look at videos")
+    depth.add_argument("--thorough", action="store_true", help="decode every picture")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     robot, _, data = sampled_robot(arguments, arguments.embodiment, [arguments.path])
     embodiment = robot.holding(arguments.recorded)
     options = ReaderOptions(
-        decoder=arguments.decoder, damaged="count", empty="count", episodes=data.episodes
-    )
-    with progress_bar("reading columns") as advance:
+        decoder=arguments.decoder, damaged="count", empty="count", episodes=data.episodes,
+        images=not arguments.quick,
+    )  # fmt: skip
+    with progress_bar("reading columns and headers") as advance:
         reader = DatasetReader(arguments.path, embodiment, options, progress=advance)
     print(reader.report())
     timing = embodiment.timing
@@ -50,18 +58,35 @@ def run(arguments: argparse.Namespace) -> int:
         f"  a sample of {timing.blocks} blocks of {timing.action_horizon} actions needs "
         f"{timing.rows_needed} rows of an episode"
     )
-    faults = [*_first_window(reader), *unreadable(reader)]
+    faults = [*_first_window(reader), *reader.faults()]
     with ReadingPool([reader]) as pool:
         faults += idle_episodes(pool)
-        if not arguments.quick:
-            with progress_bar("checking files") as advance:
-                faults += video_faults(pool, advance)
+        if arguments.thorough:
+            faults += _decoded(pool)
+    print(f"  looked at     {_LOOKED_AT[options.images + arguments.thorough]}")
     for fault in faults[:SHOWN]:
         print(f"  FAULT {fault}")
     if len(faults) > SHOWN:
         print(f"  ... and {len(faults) - SHOWN} more")
     print(f"  faults: {len(faults)}")
     return 1 if faults else 0
+
+
+_LOOKED_AT = (
+    "lists and numbers alone (--quick): whether videos fit is not known",
+    "lists, numbers, headers of videos, and some pictures; --thorough decodes all",
+    "lists, numbers, headers of videos, and every picture",
+)
+
+
+def _decoded(pool: ReadingPool) -> list[str]:
+    """Decode all that is used, and print how fast that was; return what is wrong."""
+    began = time.monotonic()
+    with progress_bar("decoding") as advance:
+        found = list(decode_all(pool, advance))
+    seconds, pictures = time.monotonic() - began, sum(one.pictures for one in found)
+    print(f"  decoded       {pictures:,} pictures, {pictures / max(seconds, 1e-9):,.0f} a second")
+    return [fault for one in found for fault in one.faults]
 
 
 def _first_window(reader: DatasetReader) -> list[str]:
@@ -74,6 +99,8 @@ def _first_window(reader: DatasetReader) -> list[str]:
     for key, value in window.items():
         shown = repr(value) if isinstance(value, str) else _range(value)
         print(f"  first window  {key}  {shown}")
+    if not reader.options.images:
+        return []
     try:
         looks = first_frames(reader)
     except DatasetError as error:

@@ -3,6 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.sampling import add_damaged, damaged_words
 from dzrobot.training.recipes.read import PlannedRun, plan_recipe
 
 SUMMARY = "check a training run and tell what it will need"
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=989.0,
         help="dense bf16 peak of one device (H100: 989)",
     )
+    add_damaged(parser)
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse what does not fit, and whatever ``dzrobot train`` refuses."""
-    planned = plan_recipe(args.recipe, args.overrides, args.gpus)
+    planned = plan_recipe(args.recipe, [*args.overrides, *damaged_words(args)], args.gpus)
     config, base = planned.config, planned.network
     # Torch only now: faults of the recipe are reported at once.
     from dzrobot.training.cost.memory import GIB

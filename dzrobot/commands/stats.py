@@ -7,16 +7,20 @@ from typing import Any
 from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
-from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import (
+    add_damaged,
+    add_recorded,
+    add_sampling,
+    sampled_robot,
+)
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, StatisticsError
 from dzrobot.files import explained, write_json
 from dzrobot.progress import progress_bar
-from dzrobot.recording.formats import EpisodeChoice
 from dzrobot.training.data.column_mapping import described_robot
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
-from dzrobot.training.data.normalization import measure, merge
+from dzrobot.training.data.normalization import measure, merge, narrow_columns
 from dzrobot.training.data.reading_pool import READER
 
 SUMMARY = "measure normalization statistics of LeRobot datasets"
@@ -62,12 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--merge", action="store_true", help="add to the tags and counts already in the output"
     )
-    parser.add_argument(
-        "--damaged",
-        choices=["refuse", "count"],
-        default="refuse",
-        help="episodes that cannot be read: stop and name them, or leave them out",
-    )
+    add_damaged(parser)
     add_ray(parser)
 
 
@@ -92,10 +91,10 @@ def _add_columns(group: Any) -> None:
     )  # fmt: skip
 
 
-def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeChoice]:
+def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, ReaderOptions]:
     """Return the robot with the frame grid and horizon of the run that the numbers are for.
 
-    And whether relative actions are measured step by step, and which episodes are used.
+    And whether relative actions are measured step by step, and how recordings are read.
     """
     if arguments.embodiment_tag is not None:
         if arguments.recorded != "actions":
@@ -114,7 +113,10 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
             arguments.embodiment_tag, arguments.dataset[0], columns, arguments.video_keys,
             use_modality=arguments.use_modality_json,
         )  # fmt: skip
-        return described, arguments.per_step, arguments.episodes or "successes"
+        options = ReaderOptions(
+            damaged=arguments.damaged or "refuse", episodes=arguments.episodes or "successes"
+        )
+        return described, arguments.per_step, options
     for option in ("state_key", "action_key", "video_keys", "use_modality_json"):
         if vars(arguments)[option]:
             raise ConfigError(
@@ -127,15 +129,15 @@ def _of_run(arguments: argparse.Namespace) -> tuple[Embodiment, bool, EpisodeCho
         raise ConfigError("name one robot: dzrobot stats TAG --dataset PATH --output metadata.json")
     robot, model, data = sampled_robot(arguments, tag, arguments.dataset)
     per_step = arguments.per_step or bool(model.relative_action_per_horizon)
-    return robot.holding(arguments.recorded), per_step, data.episodes
+    options = ReaderOptions(damaged=data.on_corrupt, episodes=data.episodes)
+    return robot.holding(arguments.recorded), per_step, options
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
-    embodiment, per_step, episodes = _of_run(arguments)
+    embodiment, per_step, options = _of_run(arguments)
     output: Path = arguments.output
     known = _known(output, merging=arguments.merge)
-    options = ReaderOptions(damaged=arguments.damaged, images=False, episodes=episodes)
     readers = []
     for path in arguments.dataset:
         with progress_bar(f"reading {path}") as advance:
@@ -151,6 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
     for kind, parts in entry["statistics"].items():
         for name, table in parts.items():
             print(f"{kind}.{name}  q01 {_numbers(table['q01'])}  q99 {_numbers(table['q99'])}")
+    for warning in narrow_columns(entry):
+        print(f"WARNING {warning}")
     print(f"{output}: {embodiment.tag}, {len(entry['provenance']['datasets'])} dataset(s)")
     return 0
 

@@ -5,6 +5,7 @@ import os
 import sys
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.sampling import add_damaged, damaged_words
 from dzrobot.configuration import field_notes
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.read import RECIPES
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=flags.whole(1, 1024), metavar="N",
         help="start N processes on this machine, one a GPU",
     )  # fmt: skip
+    add_damaged(parser)
     parser.add_argument("--fields", action="store_true", help="list every field, and end")
     parser.add_argument("--list-recipes", action="store_true", help="list the recipes, and end")
 
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             "give a recipe: `dzrobot train --list-recipes` lists those that are built in, and a "
             "YAML file of your own is one too"
         )
-    words = [args.recipe, *args.overrides]
+    words = [args.recipe, *args.overrides, *damaged_words(args)]
     if args.processes is not None:
         if "RANK" in os.environ:
             raise ConfigError("torchrun has started the processes already: leave --processes out")

@@ -21,6 +21,7 @@ from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
 from dzrobot.rollout.environment import accepted, look_at, needed_robot
 from dzrobot.rollout.facts import EnvironmentFacts
+from dzrobot.training.data.claims import first_frame
 from dzrobot.training.data.column_mapping import (
     TASK_COLUMN,
     ColumnSource,
@@ -29,7 +30,8 @@ from dzrobot.training.data.column_mapping import (
     resolve_vectors,
 )
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
-from dzrobot.training.data.verify import first_images
+from dzrobot.training.data.embedded_images import EmbeddedImages
+from dzrobot.training.data.video_decoding import Videos
 
 START = "init_state_id"
 
@@ -238,7 +240,7 @@ def read_episodes(
         recording = load_recording(catalog, number, robot)
         if len(recording.actions) < 2:
             raise DatasetError(f"{catalog.root}: episode {number} has a single row; delete it")
-        seen = first_images(catalog, views, ordinal) if place < LOOKED_AT else {}
+        seen = _first_images(catalog, views, ordinal) if place < LOOKED_AT else {}
         yield RecordedStart(number=number, recording=recording, images=seen)
 
 
@@ -256,3 +258,29 @@ def _noise(catalog: DatasetCatalog) -> float:
     """Return the noise on executed actions, where the dataset was collected by this package."""
     path = catalog.root / PLAN_FILE
     return read_json(path, _Collected, DatasetError).noise if path.exists() else 0.0
+
+
+def _first_images(
+    catalog: DatasetCatalog, views: Mapping[str, ColumnSource], ordinal: int
+) -> dict[str, NDArray[np.uint8]]:
+    """Return the first image (H, W, 3) of each view of an episode, whether training can use it.
+
+    Args:
+        catalog: The folder.
+        views: Where each view is read, by key.
+        ordinal: Which episode, counted from 0.
+
+    Raises:
+        DatasetError: A file is missing or damaged.
+    """
+    found = {}
+    for key, source in views.items():
+        if source.kind == "video":
+            path = catalog.root / catalog.video_file(ordinal, source.column)
+            first = first_frame(catalog, source.column, ordinal)
+            found[key] = Videos().clip(path, first, [0])[0]
+            continue
+        name = catalog.data_file(ordinal)
+        row, _ = EpisodeRows(catalog, read_data_file(catalog, name, [])).of(ordinal)
+        found[key] = EmbeddedImages().clip(catalog.root / name, source.column, [row])[0]
+    return found

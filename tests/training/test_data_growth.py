@@ -11,9 +11,8 @@ from data_worlds import ROBOT, record
 from dzrobot.recording import consolidate
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.columns import _Builder
-from dzrobot.training.data.reading_pool import ReadingPool
-from dzrobot.training.data.verify import video_faults
-from dzrobot.training.data.video_decoding import FrameTable, PyAvDecoder
+from dzrobot.training.data.films import FrameTable
+from dzrobot.training.data.video_decoding import PyAvDecoder
 
 
 def test_the_rows_of_a_file_are_looked_through_once(tmp_path, monkeypatch):
@@ -78,15 +77,15 @@ def test_one_process_of_a_node_copies_and_the_others_take_what_it_made(tmp_path,
 def test_the_frame_table_of_a_shared_video_is_read_once_for_each_camera(tmp_path, monkeypatch):
     path = record(tmp_path / "set", lengths=(20,) * 4, version="v3.0", video=True)
     consolidate(path)
-    reader = DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache"))
-    read, plain = [], FrameTable.cached
+    read, plain = [], FrameTable.of
 
     def counted(file, folder):
         read.append(file)
         return plain(file, folder)
 
-    monkeypatch.setattr(FrameTable, "cached", counted)
-    assert list(video_faults(ReadingPool([reader], 1))) == []
+    monkeypatch.setattr(FrameTable, "of", counted)
+    for _ in range(2):
+        assert DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache")).faults() == []
     assert len(read) == len(set(read)) == len(ROBOT.views)
 
 

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import logging
+import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +17,19 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing, padded_actions, valid_anchors
 from dzrobot.embodiments.timing import window as rows_of_window
-from dzrobot.errors import ConfigError, DatasetError, find, preview
+from dzrobot.errors import ConfigError, DatasetError, counted, find, preview
 from dzrobot.files import cache_folder, one_at_a_time
 from dzrobot.recording.catalog import FAILED, RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
+from dzrobot.training.data.claims import Claims
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.video_decoding import DECODERS, Videos
+from dzrobot.training.sft_config import DamagedFiles
+
+NO_INSTRUCTION = "no instruction"
+"""Why an episode has no window: the instruction of every row is blank."""
 
 Labels = Callable[[int], NDArray[np.int64]]
 """Instruction code of every row of an episode, by ordinal; negative where there is none."""
@@ -138,8 +144,10 @@ def build_windows(
         if len(starts):
             runs += [(ordinal, first, count) for first, count in _runs(starts)]
         else:
+            blank = length > 0 and bool((marks < 0).all())
             short = not len(plain.starts(length))
-            dropped["too short" if short else "no room within one instruction"] += 1
+            reason = "too short" if short else "no room within one instruction"
+            dropped[NO_INSTRUCTION if blank else reason] += 1
     return _table(runs, len(lengths), dropped)
 
 
@@ -206,7 +214,14 @@ _log = logging.getLogger(__name__)
 Window = dict[str, Any]
 """Modality keys to arrays, as :mod:`dzrobot.modality` defines them."""
 
-DamagedFiles = Literal["refuse", "count"]
+DAMAGED = "damaged"
+"""Why an episode has no window: its files are missing, damaged or of another episode."""
+
+_FETCH = (
+    "Fetch the files again, or leave these episodes out: --damaged count (in a recipe "
+    "data.on_corrupt=count)."
+)
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +324,11 @@ class DatasetReader:
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         """States, actions and instructions, mapped from the cache."""
 
+        films = [one.column for one in self.resolution.views.values() if one.kind == "video"]
+        films = films if self.options.images else []
+        self.claims = Claims.of(self.catalog, films, self.options.decoder, cache, progress)
+        """Which frames of which film each episode claims."""
+
         self._videos = Videos(self.options.decoder, cache)
         self._embedded = EmbeddedImages()
         left_out, unusable = self._excluded(selection or EpisodeSelection())
@@ -319,8 +339,8 @@ class DatasetReader:
         """Windows of all episodes that can be used, whatever the selection."""
         if self.options.empty == "refuse":
             self.require_windows()
-        if warning := self._rate_warning():
-            _log.warning("%s", warning)
+        for warning in (*self._oddities(), *self._rate_warning()):
+            _log.warning("%s: %s", self.catalog.root, warning)
         if self.catalog.uncommitted:
             _log.warning(
                 "%s: %d unfinished episodes of an interrupted recording are not used",
@@ -333,9 +353,29 @@ class DatasetReader:
 
     def require_windows(self) -> None:
         """Raise :class:`DatasetError` if there is nothing to train on."""
+        if not len(self.windows) and DAMAGED in self.windows.dropped:
+            raise DatasetError(
+                f"{self.catalog.root} holds no sample that can be used "
+                f"({self.windows.report()}). {self._summary(sorted(self._damage), 8)}"
+            )
         longest = int(self.catalog.episodes.length.max(initial=0))
         timing = self.embodiment.timing
         require_windows(self.windows, str(self.catalog.root), timing, longest)
+
+    def faults(self) -> list[str]:
+        """Return what is wrong, a line for each episode that cannot be used, and what is odd."""
+        numbers = self.catalog.episodes.index
+        lines = [f"episode {numbers[at]}: {text}" for at, text in sorted(self._damage.items())]
+        return [*lines, *self._oddities()]
+
+    def _oddities(self) -> Iterator[str]:
+        """Yield what is odd, and does not keep an episode from being used."""
+        yield from self.claims.notes
+        if blank := self._uninstructed():
+            yield (
+                f"{counted(len(blank), 'episode')} with a blank instruction: {preview(blank)}; "
+                "they are not trained on: give them one in the list of tasks"
+            )
 
     def report(self) -> str:
         """Return the resolution table and the count of windows, as text."""
@@ -345,13 +385,13 @@ class DatasetReader:
             lines.append("  no actions: trains the video alone")
         return "\n".join([*lines, f"  {self.windows.report()}"])
 
-    def _rate_warning(self) -> str:
-        """Return a warning if the recording's rate is not the robot's, else an empty text."""
+    def _rate_warning(self) -> Iterator[str]:
+        """Yield a warning if the recording's rate is not the robot's."""
         fps, hz = self.catalog.fps, self.embodiment.timing.control_hz
         if abs(fps - hz) <= RATE_TOLERANCE * hz:
-            return ""
-        return (
-            f"{self.catalog.root} says {fps:g} frames per second, {self.embodiment.tag} acts at "
+            return
+        yield (
+            f"it says {fps:g} frames per second, {self.embodiment.tag} acts at "
             f"{hz:g} Hz. Rows are used as they are: what was recorded at another rate is learned "
             "at another speed. (The published LIBERO sets say 10 for 20 Hz data.)"
         )
@@ -413,8 +453,8 @@ class DatasetReader:
         root = self.catalog.root
         if source.kind == "video":
             path = root / self.catalog.video_file(ordinal, source.column)
-            start_s = self.catalog.video_start_s(ordinal, source.column)
-            clip = self._videos.clip(path, start_s, list(numbers))
+            first = self._first_frame(ordinal, source.column)
+            clip = self._videos.clip(path, first, list(numbers))
         else:
             path = root / self.catalog.data_file(ordinal)
             rows = int(self.columns.first_row[ordinal]) + np.asarray(numbers)
@@ -426,6 +466,15 @@ class DatasetReader:
                 f"{expected}"
             )
         return clip
+
+    def _first_frame(self, ordinal: int, column: str) -> int:
+        """Return where an episode begins in its film; refuse what is not known to be its own."""
+        if column not in self.claims.first:
+            raise DatasetError(f"{self.catalog.root} was opened without images")
+        if faults := self.claims.faults.get(ordinal):
+            number = int(self.catalog.episodes.index[ordinal])
+            raise DatasetError(f"{self.catalog.root}: episode {number}: {faults[0]}")
+        return int(self.claims.first[column][ordinal])
 
     def instruction(self, ordinal: int, row: int, choice: float) -> str:
         """Return the instruction of a row of episode ``ordinal``.
@@ -476,7 +525,8 @@ class DatasetReader:
         """
         cameras = [source.column for source in self.resolution.views.values()]
         absent = self.catalog.missing(cameras if self.options.images else [])
-        damage = {
+        damage = {ordinal: "; ".join(texts) for ordinal, texts in self.claims.faults.items()}
+        damage |= {
             ordinal: f"{preview(names)} missing or empty" for ordinal, names in absent.items()
         }
         damage |= self.columns.faults
@@ -485,17 +535,37 @@ class DatasetReader:
         unwanted = self.catalog.left_out(self.options.episodes)
         useless = {i: unwanted[int(n)] for i, n in enumerate(numbers) if int(n) in unwanted}
         missed = sorted(damage.keys() - chosen - useless.keys())
+        self._damage = damage
         if missed and self.options.damaged == "refuse":
-            lines = [f"episode {numbers[ordinal]}: {damage[ordinal]}" for ordinal in missed]
-            raise DatasetError(
-                f"{self.catalog.root}: {len(missed)} of {len(numbers)} episodes cannot be used:\n  "
-                + "\n  ".join(lines[:8])
-                + ("\n  ..." if len(lines) > 8 else "")
-                + "\nFetch the files again, or train without these episodes: damaged=count."
-            )
+            raise DatasetError(f"{self._summary(missed, 8)}\n{_FETCH}")
+        if missed:
+            _log.warning("%s", self._summary(missed, 3))
+
+        return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, DAMAGED) | useless
+
+    def _uninstructed(self) -> list[int]:
+        """Return the numbers of the episodes whose every row has a blank instruction."""
+        if not all(self.columns.blank(one.column).any() for one in self.resolution.texts):
+            return []
+        ordinals = range(len(self.catalog.episodes))
+        blank = [at for at in ordinals if at not in self._damage and (self._labels(at) < 0).all()]
+        return [int(number) for number in self.catalog.episodes.index[blank]]
+
+    def _summary(self, missed: Sequence[int], most: int) -> str:
+        """Return what is wrong with the episodes ``missed``, those alike on one line."""
+        numbers = self.catalog.episodes.index
+        kinds: dict[str, list[int]] = {}
         for ordinal in missed:
-            _log.warning("%s: episode %d: %s", self.catalog.root, numbers[ordinal], damage[ordinal])
-        return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, "damaged") | useless
+            kinds.setdefault(_DIGITS.sub("#", self._damage[ordinal]), []).append(ordinal)
+        lines = []
+        for alike in kinds.values():
+            more = f" (and {counted(len(alike) - 1, 'episode')} like it)" if alike[1:] else ""
+            lines.append(f"episode {numbers[alike[0]]}: {self._damage[alike[0]]}{more}")
+        return (
+            f"{self.catalog.root}: {len(missed)} of {len(numbers)} episodes cannot be used:\n  "
+            + "\n  ".join(lines[:most])
+            + (f"\n  ... and {counted(len(lines) - most, 'other fault')}" if lines[most:] else "")
+        )
 
     def _windows(self, cache: Path, excluded: Mapping[int, str]) -> WindowTable:
         timing = self.embodiment.timing

@@ -1,17 +1,17 @@
 """Frames of a video by number, without float time stamps and without decoding other frames.
 
-A table of presentation times is made once per file. To reach a frame, the reader either decodes on
-from its position or seeks to the key frame before it, whichever costs fewer frames
+A table of presentation times is made once per file (films.py). To reach a frame, the reader either
+decodes on from its position or seeks to the key frame before it, whichever costs fewer frames
 (benchmarks/growth.py). After a seek, a decoder that reorders frames takes some in before the first
 comes out; the table says how many.
+
+A picture that does not decode is an error, never the picture that a decoder puts in its place.
 """
 
-import hashlib
-import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,110 +21,21 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError, MissingDependencyError, find
 from dzrobot.importing import install
 from dzrobot.training.data.embedded_images import empty_after_fork
+from dzrobot.training.data.films import FrameTable, reencode
 
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
-
-
-@dataclass(frozen=True)
-class FrameTable:
-    """Presentation times of one file, in its time base and in display order."""
-
-    pts: NDArray[np.int64]
-    seconds_per_tick: float
-    key_frames: NDArray[np.int64]
-    """Numbers of the frames that decode on their own."""
-
-    key_dts: NDArray[np.int64]
-    """Decoding time of each key frame."""
-
-    @classmethod
-    def of(cls, path: Path) -> "FrameTable":
-        """Read the table from the packets, without decoding.
-
-        Raises:
-            DatasetError: The file is damaged or holds no video.
-        """
-        import av
-
-        try:
-            with av.open(str(path)) as container:
-                stream = container.streams.video[0]
-                packets = [
-                    (packet.pts, packet.dts, packet.is_keyframe)
-                    for packet in container.demux(stream)
-                    if packet.pts is not None and not packet.is_corrupt and not packet.is_discard
-                ]
-                tick = float(stream.time_base)
-        except (av.FFmpegError, IndexError) as error:
-            raise DatasetError(f"{path} is not a readable video: {error}") from error
-        if not packets:
-            raise DatasetError(f"{path} holds no frame")
-        packets.sort()
-        keys = [(number, dts) for number, (_, dts, key) in enumerate(packets) if key]
-        if not keys or keys[0][0] != 0:
-            raise DatasetError(f"{path} does not begin with a key frame")
-        return cls(
-            pts=np.array([pts for pts, _, _ in packets], dtype=np.int64),
-            seconds_per_tick=tick,
-            key_frames=np.array([number for number, _ in keys], dtype=np.int64),
-            key_dts=np.array([dts for _, dts in keys], dtype=np.int64),
-        )
-
-    @classmethod
-    def cached(cls, path: Path, folder: Path | None) -> "FrameTable":
-        """Return the table of ``path``, from ``folder`` if it was made before."""
-        if folder is None:
-            return cls.of(path)
-        stat = path.stat() if path.exists() else None
-        if stat is None:
-            raise DatasetError(f"{path} is missing")
-        name = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
-        file = folder / f"frames-{name.hexdigest()[:24]}.npz"
-        if not file.exists():
-            table = cls.of(path)
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f"aside-{uuid.uuid4().hex}.npz"
-            np.savez(temporary, **{**table.__dict__})
-            temporary.replace(file)
-            return table
-        with np.load(file) as known:
-            return cls(
-                known["pts"],
-                float(known["seconds_per_tick"]),
-                known["key_frames"],
-                known["key_dts"],
-            )
-
-    def at(self, seconds: float) -> int:
-        """Return the number of the frame shown at ``seconds``, to the nearest frame."""
-        ticks = seconds / self.seconds_per_tick + self.pts[0]
-        after = int(np.searchsorted(self.pts, ticks))
-        near = [number for number in (after - 1, after) if 0 <= number < len(self.pts)]
-        return min(near, key=lambda number: abs(int(self.pts[number]) - ticks))
-
-    @cached_property
-    def seek_cost(self) -> int:
-        """Frames whose decoding a seek must save to be worth it.
-
-        A decoder that reorders frames takes some in after a seek before the first comes out, and
-        what it had taken in before is lost.
-        """
-        if len(self.pts) < 2:
-            return 0
-        wait = int(self.pts[0]) - int(self.key_dts[0])
-        delay = max(0, round(wait / float(np.median(np.diff(self.pts)))))
-        return delay + 1 if delay else 0
-
-    def key_before(self, frame: int) -> int:
-        """Return the position, in ``key_frames``, of the last key frame up to ``frame``."""
-        return int(np.searchsorted(self.key_frames, frame, side="right")) - 1
 
 
 class Decoder(Protocol):
     """One open video."""
 
     table: FrameTable
+
+    @staticmethod
+    def unfit(path: Path, table: FrameTable) -> str:
+        """Return why this decoder would give other pictures of a file than the others do."""
+        ...
 
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
@@ -157,6 +68,12 @@ class PyAvDecoder:
         self._conversion = _one_thread()
         self._decoded: Any = iter(())
         self._next = len(table.pts)
+        self._is_damaged = False
+
+    @staticmethod
+    def unfit(_: Path, __: FrameTable) -> str:
+        """Return an empty text: this is the decoder that others are measured by."""
+        return ""
 
     @staticmethod
     def library() -> Any:
@@ -182,7 +99,7 @@ class PyAvDecoder:
         except self._failures as error:
             self._next = len(self.table.pts)
             raise DatasetError(f"{self._path} does not decode: {error}") from error
-        return np.stack(images)[places]
+        return np.ascontiguousarray(np.rot90(np.stack(images), self.table.turns, (1, 2)))[places]
 
     def close(self) -> None:
         """Close the file."""
@@ -190,17 +107,19 @@ class PyAvDecoder:
         self._container.close()
 
     def _frame(self, number: int) -> NDArray[np.uint8]:
-        key = self.table.key_before(number)
+        # Where pictures are told by counting, the first of the file is the only sure place.
+        key = 0 if self.table.counted else self.table.key_before(number)
         saved = int(self.table.key_frames[key]) - self._next
         if number < self._next or saved > self.table.seek_cost:
             self._seek(key)
-        pts = self.table.pts[number]
-        frame = self._decode_to(pts)
-        if frame is None and key > 0:
-            # The container landed on a later key frame: begin at the file's start instead.
+        frame = self._decode_to(number)
+        if (frame is None or self._is_damaged) and key > 0:
+            # The container landed on a later key frame, or a decoder that begins there lacks
+            # pictures before it: begin at the file's start instead.
             self._seek(0)
-            frame = self._decode_to(pts)
-        if frame is None:
+            frame = self._decode_to(number)
+        if frame is None or self._is_damaged:
+            self._next = len(self.table.pts)
             raise DatasetError(f"{self._path}: frame {number} does not decode")
         self._next = number + 1
         rgb = self._converter.reformat(frame, format="rgb24", **self._conversion)
@@ -210,14 +129,24 @@ class PyAvDecoder:
     def _seek(self, key: int) -> None:
         # By presentation time: FFmpeg subtracts the delay itself, and by decoding time it lands on
         # the key frame before this one.
-        first = int(self.table.pts[self.table.key_frames[key]])
+        first = int(self.table.key_pts[key])
         self._container.seek(first, stream=self._stream, backward=True)
         self._decoded = self._container.decode(self._stream)
         self._next = int(self.table.key_frames[key])
+        self._is_damaged = False
 
-    def _decode_to(self, pts: int) -> Any:
+    def _decode_to(self, number: int) -> Any:
+        left, pts = number - self._next, self.table.pts[number]
         for frame in self._decoded:
-            if frame.pts is not None and frame.pts >= pts:
+            # FFmpeg fills what is damaged with parts of other pictures, and says so of the first
+            # picture alone; all that follow are made from it, up to the next key frame.
+            self._is_damaged = not frame.key_frame and self._is_damaged
+            self._is_damaged |= frame.is_corrupt and not self.table.begins_hidden
+            if self.table.counted:
+                left -= 1
+                if left < 0:
+                    return frame
+            elif frame.pts is not None and frame.pts >= pts:
                 return frame if frame.pts == pts else None
         return None
 
@@ -249,6 +178,22 @@ class TorchcodecDecoder:
             raise DatasetError(f"{path} is not a readable video: {error}") from error
 
     @staticmethod
+    def unfit(path: Path, table: FrameTable) -> str:
+        """Return why torchcodec would give other pictures of a file than PyAV; empty: it does not.
+
+        Formats of 8 bits are converted alike to the bit, those of 10 are not.
+        """
+        instead = f"decode with PyAV (data.video_backend=pyav), or {reencode(path)}"
+        if table.turns and _numbers_of(version("torchcodec")) < _TURNS_PICTURES:
+            release = version("torchcodec")
+            return (
+                f"{path} is to be shown turned, which torchcodec {release} does not do: {instead}"
+            )
+        if table.pixels not in _CONVERTED_ALIKE:
+            return f"{path} holds {table.pixels}, which torchcodec converts otherwise: {instead}"
+        return ""
+
+    @staticmethod
     def library() -> Any:
         """Return torchcodec's decoder.
 
@@ -278,6 +223,15 @@ class TorchcodecDecoder:
         self._video = None
 
 
+_CONVERTED_ALIKE = {"yuv420p", "yuvj420p", "yuv422p", "yuv444p", "gbrp"}
+_TURNS_PICTURES = (0, 11)
+"""The first torchcodec that applies display matrices."""
+
+
+def _numbers_of(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:2])
+
+
 DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
     "pyav": PyAvDecoder,
     "torchcodec": TorchcodecDecoder,
@@ -303,12 +257,12 @@ class Videos:
         self._open: OrderedDict[Path, Decoder] = OrderedDict()
         empty_after_fork(self)
 
-    def clip(self, path: Path, start_s: float, numbers: Sequence[int]) -> NDArray[np.uint8]:
-        """Return frames of an episode that begins at ``start_s`` within ``path``.
+    def clip(self, path: Path, first: int, numbers: Sequence[int]) -> NDArray[np.uint8]:
+        """Return frames of an episode.
 
         Args:
             path: Video file.
-            start_s: Time of the episode's frame 0.
+            first: Number in the file of the episode's frame 0.
             numbers: Frames of the episode.
 
         Returns:
@@ -317,16 +271,14 @@ class Videos:
         Raises:
             DatasetError: The file is missing, damaged or shorter than the episode.
         """
-        decoder = self.open(path)
-        first = decoder.table.at(start_s)
-        return decoder.frames([first + int(number) for number in numbers])
+        return self.open(path).frames([first + int(number) for number in numbers])
 
     def open(self, path: Path) -> Decoder:
         """Return the decoder of ``path``, kept open for later calls."""
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        decoder = self._decoder(path, FrameTable.cached(path, self._cache))
+        decoder = self._decoder(path, FrameTable.of(path, self._cache))
         self._open[path] = decoder
         while len(self._open) > OPEN_FILES:
             _, oldest = self._open.popitem(last=False)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from dzrobot.errors import ConfigError
 from dzrobot.recording.formats import EpisodeChoice
+from dzrobot.training.sft_config import DamagedFiles
 
 _FEWEST = 3
 """Updates in which a rate can rise and fall."""
@@ -73,6 +74,9 @@ class AutoencoderPlan:
     held_out: int = 0
     """Last episodes of each folder that nothing is fitted to, as ``data.holdout_episodes`` of a
     run."""
+
+    damaged: DamagedFiles = "refuse"
+    """What becomes of episodes that cannot be used, as ``data.on_corrupt`` of a recipe has it."""
 
     episodes: EpisodeChoice = "successes"
     """Which are used, as in :class:`~dzrobot.training.data.ReaderOptions`."""

@@ -207,7 +207,7 @@ def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
     others = [EpisodeSelection(only=episodes) for episodes in last] if plan.held_out else fitted
     stills, clips = (clip_source(catalogs, robot, metadata, frames) for frames in (STILL, CLIP))
     whole = SourceSpec(paths=catalogs, embodiment=robot, metadata=images_metadata(metadata, robot))
-    options = ReaderOptions(episodes=plan.episodes)
+    options = ReaderOptions(damaged=plan.damaged, episodes=plan.episodes)
     opened = [
         TrainingData.open([replace(one, selections=chosen)], seed=plan.seed, options=options)
         for one, chosen in ((stills, fitted), (clips, fitted), (whole, fitted), (whole, others))

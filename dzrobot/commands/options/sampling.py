@@ -8,7 +8,7 @@ from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import FRAME_GRIDS
 from dzrobot.recording.formats import EPISODE_CHOICES
 from dzrobot.training.recipes.read import recipe_sections, robot_of_run
-from dzrobot.training.sft_config import DataConfig, ModelConfig
+from dzrobot.training.sft_config import DamagedFiles, DataConfig, ModelConfig
 
 
 def add_sampling(group: Any) -> None:
@@ -44,6 +44,21 @@ def add_sampling(group: Any) -> None:
     )  # fmt: skip
 
 
+def add_damaged(parser: Any) -> None:
+    """Declare the flag that says what becomes of episodes that cannot be used."""
+    parser.add_argument(
+        "--damaged", choices=get_args(DamagedFiles),
+        help="data.on_corrupt of the run: episodes whose files are missing, damaged or of another "
+        "episode stop it and are named (refuse, the default), or are left out and counted (count)",
+    )  # fmt: skip
+
+
+def damaged_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the override of a recipe that the flag of :func:`add_damaged` stands for."""
+    given: DamagedFiles | None = arguments.damaged
+    return [] if given is None else [f"data.on_corrupt={given}"]
+
+
 def add_recorded(group: Any) -> None:
     """Declare the flag that says what recordings hold."""
     group.add_argument(
@@ -71,6 +86,7 @@ def sampled_robot(
         ("data", "macro_stride"): arguments.macro_stride,
         ("data", "pad_tail"): arguments.pad_tail,
         ("data", "episodes"): arguments.episodes,
+        ("data", "on_corrupt"): getattr(arguments, "damaged", None),
         ("model", "action_horizon"): arguments.action_horizon,
         ("model", "max_chunk_size"): arguments.max_chunk_size,
     }

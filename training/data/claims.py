@@ -1,0 +1,382 @@
+"""Which frames of which film every episode of a dataset claims, for every camera.
+
+Lists say where in a file an episode begins (v3.0) or give it a file of its own (v2.x); the rows say
+how long it is; the file says how many pictures it holds and when each is shown. An episode is used
+only where these agree, so that no row ever gets another row's picture:
+
+- Rows of all episodes of a file fill it exactly: each begins where the ones before it end. Times up
+  to a frame off, as sums of rounded times are, are corrected by that; others are not believed.
+- They do not, because the lists leave some of the film out or the film is too short: times decide,
+  and whatever they cannot decide is left out: overlaps, and gaps shorter than any episode.
+- The times give another order than the numbers of the episodes: the pictures decide, by the mean
+  colors that the lists give of each episode.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dzrobot.documents import read_json_lines
+from dzrobot.errors import DatasetError, counted, preview
+from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.formats import EPISODES_STATS_V2, EPISODES_V3_FOLDER, EpisodeStatistics
+from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.films import FrameTable, Ints, mean_colors
+from dzrobot.training.data.video_decoding import DECODERS, Decoder
+
+_FORMAT = 1
+"""Raised when the layout or the rules of the cache change."""
+
+_OFF_GRID = 0.5
+"""Share of a frame by which a picture may lie off the grid of the rows."""
+
+ALIKE = 0.04
+"""Difference of mean colors, of 1, below which pictures may be those of an episode."""
+
+
+@dataclass
+class Claims:
+    """What was found, for the cameras that were asked for."""
+
+    first: dict[str, Ints]
+    """Number in its film of each episode's first frame, (episodes,), by camera."""
+
+    faults: dict[int, list[str]] = field(default_factory=dict)
+    """What is wrong with an episode's films, by ordinal: such an episode cannot be used."""
+
+    notes: list[str] = field(default_factory=list)
+    """What is odd, and does not keep an episode from being used."""
+
+    @classmethod
+    def of(
+        cls, catalog: DatasetCatalog, cameras: Sequence[str], decoder: str,
+        cache: Path | None = None, progress: Progress | None = None,
+    ) -> "Claims":  # fmt: skip
+        """Compare lists and films; what was found is kept in the folder ``cache``.
+
+        Args:
+            catalog: The dataset.
+            cameras: Columns of videos.
+            decoder: Name of what will decode them.
+            cache: Folder of what is derived from the dataset. None: nothing is kept.
+            progress: Called with films done and films in all.
+        """
+        films = {camera: _films(catalog, camera) for camera in sorted(set(cameras))}
+        file = None if cache is None else cache / f"claims-{_key(catalog, films, decoder)}.json"
+        if file is not None and file.exists():
+            return cls._read(file)
+        count = len(catalog.episodes)
+        claims = cls({camera: np.full(count, -1, np.int64) for camera in films})
+        done, every = 0, sum(map(len, films.values()))
+        for camera, names in films.items():
+            copies: dict[tuple[str, int], list[str]] = {}
+            for name, ordinals in names.items():
+                film = _Film(catalog, camera, name, np.array(ordinals), cache)
+                film.claim(claims, copies, DECODERS[decoder])
+                done += 1
+                if progress and (done % 64 == 0 or done == every):
+                    progress(done, every)
+            claims._note_copies(camera, copies)
+        if file is not None:
+            claims._write(file)
+        return claims
+
+    def fault(self, ordinal: int, camera: str, text: str) -> None:
+        """Keep an episode from being used."""
+        self.faults.setdefault(int(ordinal), []).append(f"{camera}: {text}")
+
+    def _note_copies(self, camera: str, copies: Mapping[tuple[str, int], list[str]]) -> None:
+        same = [names for names in copies.values() if len(names) > 1]
+        if same:
+            self.notes.append(
+                f"{camera}: {counted(sum(map(len, same)), 'file')} are copies of each other "
+                f"({preview(same[0])}): was a video saved under another episode's name?"
+            )
+
+    @classmethod
+    def _read(cls, file: Path) -> "Claims":
+        known = json.loads(file.read_text())
+        first = {camera: np.array(row, np.int64) for camera, row in known["first"].items()}
+        faults = {int(ordinal): texts for ordinal, texts in known["faults"].items()}
+        return cls(first, faults, known["notes"])
+
+    def _write(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"aside-{uuid.uuid4().hex}.json")
+        first = {camera: row.tolist() for camera, row in self.first.items()}
+        content = {"first": first, "faults": self.faults, "notes": self.notes}
+        temporary.write_text(json.dumps(content))
+        temporary.replace(file)
+
+
+def _films(catalog: DatasetCatalog, camera: str) -> dict[str, list[int]]:
+    """Return the episodes of every film, by name, as ordinals."""
+    films: dict[str, list[int]] = {}
+    for ordinal in range(len(catalog.episodes)):
+        films.setdefault(catalog.video_file(ordinal, camera), []).append(ordinal)
+    return films
+
+
+def _key(
+    catalog: DatasetCatalog, films: Mapping[str, Mapping[str, list[int]]], decoder: str
+) -> str:
+    """Return a text that changes with the lists and with every film."""
+    episodes = catalog.episodes
+    digest = hashlib.sha256(f"{_FORMAT} {decoder} {catalog.fps} {catalog.version}".encode())
+    digest.update(episodes.index.tobytes() + episodes.length.tobytes())
+    for camera, names in films.items():
+        place = episodes.videos.get(camera)
+        digest.update(camera.encode() + (b"" if place is None else place.start_s.tobytes()))
+        for name in names:
+            digest.update(f"{name} {_stamp(catalog.root / name)}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _stamp(path: Path) -> str:
+    try:
+        stat = path.stat()
+    except OSError:
+        return "absent"
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+class _Film:
+    """One file, and the episodes that claim a part of it."""
+
+    def __init__(
+        self, catalog: DatasetCatalog, camera: str, name: str, ordinals: Ints, cache: Path | None
+    ) -> None:
+        self._catalog, self._camera, self._name, self._cache = catalog, camera, name, cache
+        self._ordinals = ordinals[np.argsort(catalog.episodes.index[ordinals], kind="stable")]
+        self._numbers = catalog.episodes.index[self._ordinals]
+        self._rows = catalog.episodes.length[self._ordinals]
+        self._broken: dict[int, str] = {}
+        """What is wrong, by place among the film's episodes."""
+
+    def claim(
+        self, claims: Claims, copies: dict[tuple[str, int], list[str]], decoder: type[Decoder]
+    ) -> None:
+        """Enter where each episode begins, or why it cannot be used."""
+        path = self._catalog.root / self._name
+        try:
+            self._table = FrameTable.of(path, self._cache)
+            fault = decoder.unfit(path, self._table)
+        except (DatasetError, OSError) as error:
+            fault = str(error)
+        if fault:
+            for ordinal in self._ordinals:
+                claims.fault(ordinal, self._camera, fault)
+            return
+        if self._table.content:
+            size = self._catalog.sizes.get(self._name, 0)
+            copies.setdefault((self._table.content, size), []).append(self._name)
+        first = self._placed(claims)
+        self._check_grid(first)
+        claims.first[self._camera][self._ordinals] = first
+        for place, text in self._broken.items():
+            claims.fault(self._ordinals[place], self._camera, text)
+
+    def _placed(self, claims: Claims) -> Ints:
+        """Return the first frame of each episode; what cannot be decided is noted as broken."""
+        held, rows = len(self._table.pts), int(self._rows.sum())
+        starts = self._catalog.episodes.videos.get(self._camera)
+        if starts is None:
+            if len(self._ordinals) > 1:
+                self._break(range(len(self._ordinals)), self._sharing(range(len(self._ordinals))))
+            elif held != rows:
+                self._break([0], f"{self._name} has {held} frames, the list says {rows}")
+            return np.zeros(len(self._ordinals), np.int64)
+        times = starts.start_s[self._ordinals]
+        said = np.array([self._table.at(float(time)) for time in times])
+        if held == rows:
+            return self._filled(said)
+        return self._by_times(said, claims)
+
+    def _filled(self, said: NDArray[np.float64]) -> Ints:
+        """Return the places in a film that the rows fill exactly."""
+        expected = np.cumsum(self._rows) - self._rows
+        wrong = np.abs(said - expected) >= 1
+        if not wrong.any():
+            return expected
+        if (ordered := self._in_other_order(said)) is not None:
+            return ordered
+        for place in np.flatnonzero(wrong):
+            self._break([place], (
+                f"the list says that it begins at frame {said[place]:.0f} of {self._name}, by the "
+                f"rows of the episodes before it that is frame {expected[place]}"
+            ))  # fmt: skip
+        found = np.where(wrong, np.rint(said).astype(np.int64), expected)
+        self._break_overlaps(found)
+        return found
+
+    def _in_other_order(self, said: NDArray[np.float64]) -> Ints | None:
+        """Return the places in a film whose episodes follow each other in another order.
+
+        None where they do not fill it, or where the pictures do not confirm it.
+        """
+        order = np.argsort(said, kind="stable")
+        expected = np.empty(len(order), np.int64)
+        expected[order] = np.cumsum(self._rows[order]) - self._rows[order]
+        if (np.abs(said - expected) >= 1).any():
+            return None
+        plain = np.cumsum(self._rows) - self._rows
+        moved = np.flatnonzero(expected != plain)
+        listed = listed_colors(self._catalog, self._camera)
+        own = [listed.get(int(number)) for number in self._numbers]
+        for place in moved:
+            start, stop = expected[place], expected[place] + self._rows[place]
+            seen = mean_colors(self._catalog.root / self._name, self._table, start, stop)
+            if own[place] is None or seen is None:
+                return None
+            away = float(np.abs(seen - own[place]).max())
+            others = [mean for at in moved if at != place and (mean := own[at]) is not None]
+            nearest = min((float(np.abs(seen - mean).max()) for mean in others), default=1.0)
+            if away > ALIKE or away > nearest / 2:
+                return None
+        return expected
+
+    def _by_times(self, said: NDArray[np.float64], claims: Claims) -> Ints:
+        """Return the places in a film that the rows do not fill, as the times say."""
+        order = np.argsort(said, kind="stable")
+        first, end = np.empty(len(order), np.int64), 0
+        gaps: list[int] = []
+        for place in order:
+            # Times up to a frame off are sums of rounded ones.
+            first[place] = end if abs(said[place] - end) < 1 else int(np.rint(said[place]))
+            gaps.append(int(first[place]) - end)
+            end = int(first[place] + self._rows[place])
+        gaps.append(len(self._table.pts) - end)
+        self._judge(order, np.array(gaps))
+        if max(gaps) >= self._rows.min():
+            claims.notes.append(
+                f"{self._name}: {counted(sum(gap for gap in gaps if gap > 0), 'frame')} belong to "
+                "no episode of the list"
+            )
+        return first
+
+    def _judge(self, order: Ints, gaps: Ints) -> None:
+        """Break the episodes of which times and film do not say where they lie.
+
+        Args:
+            order: Places of the episodes by their beginning.
+            gaps: (episodes + 1,): unclaimed frames before each of them and after the last;
+                negative where two overlap, or the film ends too early.
+        """
+        held, shortest = len(self._table.pts), int(self._rows.min())
+        odd = (gaps < 0) | ((gaps > 0) & (gaps < shortest))
+        for at in np.flatnonzero(odd):
+            before, after = order[:at], order[at:]
+            if at and not gaps[at + 1 :].any() and len(after) and abs(gaps[at]) * 2 <= shortest:
+                # All that follows fits to the end of the film: its times were measured on it, and
+                # the film of the one before is too short or too long.
+                affected = before[-1:]
+            else:
+                affected = np.concatenate([_last_run(before, gaps), _first_run(after, gaps, at)])
+            shown, rows = held, int(self._rows.sum())
+            if gaps[at] < 0 and at == len(order):
+                what = f"{self._name} has {-gaps[at]} frames too few"
+            elif gaps[at] < 0:
+                what = self._sharing(order[at - 1 : at + 1], -int(gaps[at]))
+            else:
+                what = f"{self._name}: {counted(int(gaps[at]), 'frame')} belong to no episode"
+            self._break(affected, f"{what} ({shown} frames, {rows} rows)")
+
+    def _sharing(self, places: Sequence[int] | range | Ints, frames: int | None = None) -> str:
+        numbers = preview([str(int(self._numbers[place])) for place in places], 12)
+        much = "the same frames" if frames is None else f"the same {counted(frames, 'frame')}"
+        return f"episodes {numbers} claim {much} of {self._name}"
+
+    def _break_overlaps(self, first: Ints) -> None:
+        order = np.argsort(first, kind="stable")
+        stops = (first + self._rows)[order]
+        for at in range(1, len(order)):
+            reach = int(np.argmax(stops[:at]))
+            if (shared := int(stops[reach] - first[order[at]])) > 0:
+                pair = np.array([order[reach], order[at]])
+                frames = min(shared, int(self._rows[order[at]]))
+                self._break(pair, self._sharing(pair, frames))
+
+    def _check_grid(self, first: Ints) -> None:
+        """Break the episodes whose pictures are not shown when their rows were recorded."""
+        table, fps = self._table, self._catalog.fps
+        for place, start in enumerate(first):
+            rows = int(self._rows[place])
+            pts = table.pts[start : start + rows]
+            if place in self._broken or not len(pts):
+                continue
+            times = (pts - pts[0]) * table.seconds_per_tick
+            off = np.abs(times - np.arange(len(times)) / fps)
+            if off.max() > _OFF_GRID / fps:
+                frame = int(off.argmax())
+                self._break([place], (
+                    f"{self._name}: frame {frame} is shown {off[frame]:.3f} s off the grid of "
+                    f"{fps:g} frames per second"
+                ))  # fmt: skip
+
+    def _break(self, places: Sequence[int] | range | Ints, text: str) -> None:
+        for place in places:
+            self._broken.setdefault(int(place), text)
+
+
+def _last_run(order: Ints, gaps: Ints) -> Ints:
+    """Return the last episodes of ``order`` that follow each other without a gap."""
+    first = len(order) - 1
+    while first > 0 and not gaps[first]:
+        first -= 1
+    return order[max(first, 0) :]
+
+
+def _first_run(order: Ints, gaps: Ints, at: int) -> Ints:
+    """Return the first episodes of ``order``, the ``at``-th of all, that follow without a gap."""
+    stop = 1
+    while stop < len(order) and not gaps[at + stop]:
+        stop += 1
+    return order[:stop]
+
+
+def first_frame(catalog: DatasetCatalog, camera: str, ordinal: int) -> int:
+    """Return where the ``ordinal``-th episode begins in its film.
+
+    Raises:
+        DatasetError: The film is damaged, or it is not known which of its frames are the episode's.
+    """
+    name = catalog.video_file(ordinal, camera)
+    claims = Claims({camera: np.full(len(catalog.episodes), -1, np.int64)})
+    film = _Film(catalog, camera, name, np.array(_films(catalog, camera)[name]), None)
+    film.claim(claims, {}, DECODERS["pyav"])
+    if faults := claims.faults.get(ordinal):
+        raise DatasetError(f"{catalog.root}: {faults[0]}")
+    return int(claims.first[camera][ordinal])
+
+
+def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.float64]]:
+    """Return the mean color (3,), 0 to 1, of each episode, as far as the lists tell it."""
+    means = dict(_listed_v3(catalog.root, camera))
+    path = catalog.root / EPISODES_STATS_V2
+    if path.is_file():
+        for line in read_json_lines(path, EpisodeStatistics, DatasetError, appended=True):
+            means[line.episode_index] = line.stats.get(camera, {}).get("mean")
+    found = {number: np.ravel(np.array(mean, dtype=object)) for number, mean in means.items()}
+    return {
+        number: mean.astype(np.float64) for number, mean in found.items()
+        if len(mean) == 3 and all(isinstance(value, float | int) for value in mean)
+    }  # fmt: skip
+
+
+def _listed_v3(root: Path, camera: str) -> Iterator[tuple[int, Any]]:
+    name = f"stats/{camera}/mean"
+    for path in sorted((root / EPISODES_V3_FOLDER).glob("*/*.parquet")):
+        try:
+            table = pq.read_table(path, columns=["episode_index", name], partitioning=None)
+        except (pa.ArrowException, OSError, ValueError):
+            continue  # Lists without statistics of images are usual.
+        yield from ((int(row["episode_index"]), row.get(name)) for row in table.to_pylist())

@@ -1,0 +1,474 @@
+"""When each picture of a video file is shown: from the file's own tables, almost without decoding.
+
+An MP4 or MOV file lists its samples in its header, which is read here; that takes a tenth of the
+time of going through its packets. Files whose header leaves a question (fragments, edit lists that
+hide pictures, several codecs) and other containers are gone through with FFmpeg. What tables cannot
+say, whether a decoder gives the pictures those times, is tried on the first group of one file of
+each encoder and setting.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from struct import error as struct_error
+from struct import unpack_from
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.errors import DatasetError
+from dzrobot.files import stand_in
+
+Ints = NDArray[np.int64]
+
+_LARGEST_HEADER = 256 * 2**20
+_TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 3, (-1, 0, 0, -1): 2, (0, -1, 1, 0): 1}
+"""Display matrix -> quarter turns against the clock that show a picture upright."""
+
+_PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
+_UNREAD = {b"stps", b"sgpd", b"mvex"}
+"""Boxes that change which samples are key frames, or say that the list goes on elsewhere."""
+
+
+@dataclass(frozen=True)
+class FrameTable:
+    """Presentation times of one file, in its time base and in display order."""
+
+    pts: Ints
+    seconds_per_tick: float
+    key_frames: Ints
+    """Numbers of the frames that decode on their own, or the first shown after such a one."""
+
+    key_pts: Ints
+    """Presentation time of each key frame, which itself may be hidden by an edit list."""
+
+    key_dts: Ints
+    """Decoding time of each key frame."""
+
+    turns: int
+    """Quarter turns against the clock that show a picture upright, as players do."""
+
+    size: tuple[int, int] = (0, 0)
+    """Height and width of an upright picture, as it is decoded."""
+
+    pixels: str = ""
+    """Pixel format, by FFmpeg's name."""
+
+    counted: bool = False
+    """Whether the times are those of the packets, so that pictures are told by counting."""
+
+    kind: str = ""
+    """Equal for files of one encoder and its settings; empty where that is not known."""
+
+    content: str = ""
+    """Equal for copies of a film; empty where that is not known."""
+
+    @classmethod
+    def of(cls, path: Path, cache: Path | None = None) -> "FrameTable":
+        """Return the table of ``path``; one that takes long is kept in the folder ``cache``.
+
+        Raises:
+            DatasetError: The file is damaged, holds no video, or cannot be read rightly.
+        """
+        try:
+            found = _from_header(path)
+        except (ValueError, IndexError, KeyError, struct_error, OSError, ArithmeticError):
+            found = None  # FFmpeg says what is wrong, or reads it nevertheless.
+        if found is not None:
+            shown, in_order = _tried_kind(found.kind, path, found)
+            if in_order:
+                return replace(found, size=shown.size, pixels=shown.pixels)
+        return _kept(path, cache, lambda: _counted(path, found or _from_packets(path)))
+
+    def at(self, seconds: float) -> float:
+        """Return which frame is shown at ``seconds``, with the share of a frame before or after."""
+        ticks = seconds / self.seconds_per_tick + int(self.pts[0])
+        after = int(np.searchsorted(self.pts, ticks))
+        near = [number for number in (after - 1, after) if 0 <= number < len(self.pts)]
+        number = min(near, key=lambda number: abs(int(self.pts[number]) - ticks))
+        return number + (ticks - int(self.pts[number])) / self.ticks_per_frame
+
+    @cached_property
+    def ticks_per_frame(self) -> float:
+        """Usual distance of two frames."""
+        return float(np.median(np.diff(self.pts))) if len(self.pts) > 1 else 1.0
+
+    @property
+    def begins_hidden(self) -> bool:
+        """Whether an edit list hides the key frame that the first pictures are made from.
+
+        Decoders then mark all pictures as damaged.
+        """
+        return bool(self.key_pts[0] < self.pts[0])
+
+    @cached_property
+    def seek_cost(self) -> int:
+        """Frames whose decoding a seek must save to be worth it.
+
+        A decoder that reorders frames takes some in after a seek before the first comes out, and
+        what it had taken in before is lost.
+        """
+        if len(self.pts) < 2:
+            return 0
+        delay = max(0, round(int(self.key_pts[0] - self.key_dts[0]) / self.ticks_per_frame))
+        return delay + 1 if delay else 0
+
+    def key_before(self, frame: int) -> int:
+        """Return the position, in ``key_frames``, of the last key frame up to ``frame``."""
+        return int(np.searchsorted(self.key_frames, frame, side="right")) - 1
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of a file, in decoding order."""
+
+    times: Ints
+    """When each is shown, in ticks."""
+
+    decoding: Ints
+    keys: NDArray[np.bool_]
+    hidden: NDArray[np.bool_]
+    seconds_per_tick: float
+    turns: int
+
+
+def _table(path: Path, samples: _Samples, **known: str) -> FrameTable:
+    pts = np.sort(samples.times[~samples.hidden])
+    if not len(pts):
+        raise DatasetError(f"{path} holds no frame")
+    if (np.diff(pts) == 0).any():
+        raise DatasetError(
+            f"{path} shows several pictures at one time, so that rows have no picture of their "
+            f"own: {reencode(path)}"
+        )
+    order = np.flatnonzero(samples.keys)
+    order = order[np.argsort(samples.times[order], kind="stable")]
+    numbers = np.searchsorted(pts, samples.times[order])
+    # Of several hidden key frames before a shown one, the last is where its decoding begins.
+    kept = np.append(numbers[1:] != numbers[:-1], True) & (numbers < len(pts))
+    order, numbers = order[kept], numbers[kept]
+    if not len(numbers) or numbers[0] != 0:
+        raise DatasetError(
+            f"{path} does not begin with a key frame, so that its first pictures cannot be "
+            f"decoded: {reencode(path)}"
+        )
+    return FrameTable(
+        pts, samples.seconds_per_tick, numbers.astype(np.int64), samples.times[order],
+        samples.decoding[order], samples.turns, **known,
+    )  # fmt: skip
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Return what is wrong with a file that is not a video, and what helps."""
+    if (kind := stand_in(path)) is not None:
+        return kind.said_of([path])
+    if path.exists():
+        with path.open("rb") as file:
+            begun = file.read(12)[4:8] == b"ftyp"
+        if begun:
+            return (
+                f"{path} begins as a video and lacks the index at its end: its recorder was not "
+                "closed (LeRobot: finalize()), or it was cut short on the way; copy it again, or "
+                "leave its episodes out"
+            )
+    return f"{path} is not a readable video: {error}"
+
+
+def reencode(path: Path) -> str:
+    """Return the command that writes a video anew, every picture upright and in its place."""
+    options = "-an -fps_mode passthrough -c:v libx264 -bf 0 -pix_fmt yuv420p"
+    return f"`ffmpeg -i {path.name} {options} new.mp4`"
+
+
+def _from_header(path: Path) -> FrameTable | None:
+    """Return the table from the header; None where it leaves a question."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        header = _movie_header(file, size)
+    tracks = [box for name, box in _boxes(header) if name == b"trak"] if header else []
+    for track in tracks:
+        boxes = dict(_leaves(track))
+        if boxes.get(b"hdlr", b"")[8:12] == b"vide":
+            return _from_track(path, boxes, unpack_from(">I", _movie(header), 0)[0], size)
+    return None
+
+
+def _movie(header: bytes) -> bytes:
+    """Return what follows the dates of the movie header: its time scale and duration."""
+    box = next(box for name, box in _boxes(header) if name == b"mvhd")
+    return box[20:] if box[0] else box[12:]
+
+
+def _movie_header(file: BinaryIO, size: int) -> bytes:
+    """Return the content of the box ``moov``; empty where there is none, or fragments are."""
+    at, found = 0, b""
+    while at + 8 <= size:
+        file.seek(at)
+        head = file.read(16)
+        length, name = unpack_from(">I4s", head)
+        skip = 8
+        if length == 1:
+            (length,), skip = unpack_from(">Q", head, 8), 16
+        length = length or size - at
+        if length < skip or name == b"moof":
+            return b""
+        if name == b"moov":
+            if found or length > _LARGEST_HEADER:
+                return b""
+            file.seek(at + skip)
+            found = file.read(length - skip)
+        at += length
+    return found
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield name and content of every box of ``data``."""
+    at = 0
+    while at + 8 <= len(data):
+        length, name = unpack_from(">I4s", data, at)
+        if length < 8 or at + length > len(data):
+            raise ValueError("a box is longer than what holds it")
+        yield name, data[at + 8 : at + length]
+        at += length
+
+
+def _leaves(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for name, box in _boxes(data):
+        if name in _PARENTS:
+            yield from _leaves(box)
+        else:
+            yield name, box
+
+
+def _numbers(box: bytes, columns: int) -> Ints:
+    """Return the table of 32-bit numbers of a box, (entries, columns)."""
+    (count,) = unpack_from(">I", box, 4)
+    return np.frombuffer(box, ">i4", count * columns, 8).astype(np.int64).reshape(-1, columns)
+
+
+def _from_track(
+    path: Path, boxes: dict[bytes, bytes], movie_scale: int, size: int
+) -> FrameTable | None:
+    if _UNREAD & boxes.keys() or unpack_from(">I", boxes[b"stsd"], 4) != (1,):
+        return None
+    (scale,) = unpack_from(">I", boxes[b"mdhd"], 20 if boxes[b"mdhd"][0] else 12)
+    steps = _numbers(boxes[b"stts"], 2)
+    decoding = np.repeat(steps[:, 1], steps[:, 0])
+    decoding = np.cumsum(decoding) - decoding
+    if not len(decoding) or not _is_whole(boxes, len(decoding), size):
+        return None
+    times = decoding
+    if b"ctts" in boxes:
+        delays = _numbers(boxes[b"ctts"], 2)
+        if len(delays) and delays[:, 1].min() < 0:
+            return None
+        times = decoding + np.repeat(delays[:, 1], delays[:, 0])
+    begin = _shown_from(boxes, times, scale, movie_scale)
+    if begin is None:
+        return None
+    keys = np.ones(len(times), bool)
+    if b"stss" in boxes:
+        keys[:] = False
+        keys[_numbers(boxes[b"stss"], 1)[:, 0] - 1] = True
+    kind = hashlib.sha256(boxes[b"stsd"] + bytes(b"ctts" in boxes)).hexdigest()[:16]
+    content = hashlib.sha256(boxes[b"stsz"] + boxes[b"stsd"]).hexdigest()[:16]
+    turns = _turns(path, np.frombuffer(boxes[b"tkhd"][-44:-8], ">i4"))
+    shown = np.zeros(len(times), bool)
+    samples = _Samples(times - begin, decoding - begin, keys, shown, 1 / scale, turns)
+    return _table(path, samples, kind=kind, content=content)
+
+
+def _is_whole(boxes: dict[bytes, bytes], samples: int, size: int) -> bool:
+    """Return whether the last chunk of samples lies within the file."""
+    each, count = unpack_from(">II", boxes[b"stsz"], 4)
+    if count != samples:
+        return False
+    sizes = np.full(count, each) if each else np.frombuffer(boxes[b"stsz"], ">u4", count, 12)
+    if b"co64" in boxes:
+        (chunks,) = unpack_from(">I", boxes[b"co64"], 4)
+        last = int(np.frombuffer(boxes[b"co64"], ">u8", chunks, 8)[-1])
+    else:
+        last = int(_numbers(boxes[b"stco"], 1)[-1, 0]) & 0xFFFFFFFF
+    together = int(_numbers(boxes[b"stsc"], 3)[-1, 1])
+    return last + int(sizes[-together:].sum()) <= size
+
+
+def _shown_from(boxes: dict[bytes, bytes], times: Ints, scale: int, movie_scale: int) -> int | None:
+    """Return the time that is shown first; None where an edit list hides or delays pictures."""
+    edits = boxes.get(b"elst")
+    if edits is None:
+        return 0
+    kind = ">Qqhh" if edits[0] else ">Iihh"
+    if unpack_from(">I", edits, 4) != (1,):
+        return None
+    length, begin, rate, fraction = unpack_from(kind, edits, 8)
+    shown = begin == int(times.min()) and length * scale > (int(times.max()) - begin) * movie_scale
+    return int(begin) if shown and (rate, fraction) == (1, 0) else None
+
+
+def _turns(path: Path, matrix: NDArray[np.integer]) -> int:
+    """Return the quarter turns of a display matrix (9 numbers of 16.16 bits).
+
+    Raises:
+        DatasetError: It mirrors or skews.
+    """
+    (a, b, _, c, d, *_) = (matrix / 65536).tolist()
+    sides = tuple(int(np.sign(side)) for side in (a, b, c, d))
+    if sides not in _TURNS:
+        raise DatasetError(
+            f"{path} says that its pictures are to be mirrored or skewed, which is not done here: "
+            f"{reencode(path)}"
+        )
+    return _TURNS[sides]
+
+
+def _from_packets(path: Path) -> FrameTable:
+    """Return the table from the packets."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            packets = [
+                (packet.pts, packet.dts or 0, packet.is_keyframe, packet.is_discard)
+                for packet in container.demux(stream)
+                if packet.pts is not None and not packet.is_corrupt
+            ]
+            tick = float(stream.time_base)
+        with av.open(str(path)) as container:
+            frame = next(container.decode(container.streams.video[0]), None)
+    except (av.FFmpegError, IndexError) as error:
+        raise DatasetError(unreadable(path, error)) from error
+    if not packets:
+        raise DatasetError(f"{path} holds no frame")
+    degrees = 0 if frame is None else int(frame.rotation)
+    if degrees % 90:
+        raise DatasetError(f"{path} is turned by {degrees} degrees: {reencode(path)}")
+    times, decoding, keys, hidden = (np.array(row) for row in zip(*packets, strict=True))
+    samples = _Samples(
+        times.astype(np.int64), decoding.astype(np.int64), keys.astype(bool), hidden.astype(bool),
+        tick, degrees // 90 % 4,
+    )  # fmt: skip
+    return _table(path, samples)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a decoder gives."""
+
+    times: Ints
+    size: tuple[int, int]
+    """Height and width of an upright picture."""
+
+    pixels: str
+
+
+def _decoded(path: Path, table: FrameTable, most: int | None) -> _Shown:
+    """Return what the first ``most`` pictures of a file are when they are decoded."""
+    import av
+
+    times, size, pixels = [], (0, 0), ""
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1
+            for frame in islice(container.decode(stream), most):
+                times.append(-1 if frame.pts is None else frame.pts)
+                size, pixels = (frame.height, frame.width), frame.format.name
+    except (av.FFmpegError, IndexError) as error:
+        if not times:
+            raise DatasetError(f"{path} does not decode: {error}") from error
+    upright = (size[1], size[0]) if table.turns % 2 else size
+    return _Shown(np.array(times, np.int64), upright, pixels)
+
+
+_tried: dict[str, tuple[_Shown, bool]] = {}
+"""What decoding showed of each kind of file."""
+
+_FIRST_GROUP = 60
+"""Pictures that are decoded at most of the first group."""
+
+
+def _tried_kind(kind: str, path: Path, table: FrameTable) -> tuple[_Shown, bool]:
+    """Return what pictures of a kind are, and whether they come at the times of ``table``.
+
+    Files of one kind are alike; of each, the first group of one file is decoded.
+    """
+    if kind not in _tried:
+        group = int(table.key_frames[1]) if len(table.key_frames) > 1 else len(table.pts)
+        shown = _decoded(path, table, min(group, _FIRST_GROUP))
+        in_order = np.array_equal(shown.times, table.pts[: len(shown.times)])
+        _tried[kind] = shown, in_order and len(shown.times) > 0
+    return _tried[kind]
+
+
+def _counted(path: Path, table: FrameTable) -> FrameTable:
+    """Return the table of a file that has been decoded whole.
+
+    Raises:
+        DatasetError: It gives other pictures than its samples.
+    """
+    shown = _decoded(path, table, None)
+    if len(shown.times) != len(table.pts):
+        raise DatasetError(
+            f"{path} lists {len(table.pts)} pictures, and {len(shown.times)} of them can be "
+            f"decoded at all, so that what a row shows is not known: {reencode(path)}"
+        )
+    counted = not np.array_equal(shown.times, table.pts)
+    return replace(table, size=shown.size, pixels=shown.pixels, counted=counted)
+
+
+def _kept(path: Path, folder: Path | None, make: Callable[[], FrameTable]) -> FrameTable:
+    """Return the table of ``path`` from ``folder`` if it was made before, else make it."""
+    if folder is None or not path.exists():
+        return make()
+    stat = path.stat()
+    name = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+    file = folder / f"film-{name.hexdigest()[:24]}.npz"
+    if file.exists():
+        with np.load(file) as known:
+            values: dict[str, Any] = {key: known[key] for key in known}
+        plain = {key: values[key].item() for key in ("seconds_per_tick", "turns", "counted")}
+        texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
+        return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
+    table = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"aside-{uuid.uuid4().hex}.npz"
+    np.savez(temporary, **asdict(table))
+    temporary.replace(file)
+    return table
+
+
+_LOOKED_AT = 4
+"""Key frames of an episode whose colors are measured."""
+
+
+def mean_colors(path: Path, table: FrameTable, start: int, stop: int) -> NDArray[np.float64] | None:
+    """Return the mean color (3,), 0 to 1, of some key frames from ``start`` to before ``stop``.
+
+    None where there is no key frame, or where it cannot be told which picture is which.
+    """
+    import av
+
+    keys = np.flatnonzero((table.key_frames >= start) & (table.key_frames < stop))
+    if not len(keys) or table.counted or table.begins_hidden:
+        return None
+    picked = keys[np.linspace(0, len(keys) - 1, min(_LOOKED_AT, len(keys))).astype(int)]
+    means = []
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            for key in picked:
+                container.seek(int(table.key_pts[key]), stream=stream, backward=True)
+                frame = next(container.decode(stream), None)
+                if frame is None or frame.pts != table.key_pts[key]:
+                    return None
+                means.append(frame.to_ndarray(format="rgb24").mean((0, 1)) / 255)
+    except av.FFmpegError:
+        return None
+    return np.array(np.mean(means, axis=0))
