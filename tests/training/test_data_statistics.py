@@ -251,7 +251,13 @@ def test_the_command_writes_adds_and_refuses(world, tmp_path, monkeypatch, capsy
     shutil.copytree(world / "libero_two", broken)
     (broken / "videos/chunk-000/observation.images.image/episode_000001.mp4").unlink()
     assert main(["inspect-data", str(broken), "--embodiment", "data_worlds:ROBOT"]) == 1
-    assert "FAULT episode 1: video.image" in capsys.readouterr().out
+    video = "videos/chunk-000/observation.images.image/episode_000001.mp4"
+    assert f"FAULT episode 1: {video} missing" in capsys.readouterr().out
+    refused = ["stats", "data_worlds:ROBOT", "--output", str(tmp_path / "no.json")]
+    assert main([*refused, "--dataset", str(broken)]) == 2
+    assert "1 of 2 episodes cannot be used" in capsys.readouterr().err
+    assert main([*refused, "--dataset", str(broken), "--damaged", "count"]) == 0
+    assert "usable 1, " in capsys.readouterr().out
     next((broken / "data").rglob("episode_000001.parquet")).write_bytes(b"no data")
     quick = ["inspect-data", str(broken), "--embodiment", "data_worlds:ROBOT", "--quick"]
     assert main(quick) == 1

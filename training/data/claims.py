@@ -209,7 +209,7 @@ class _Film:
             return expected
         if (ordered := self._in_other_order(said)) is not None:
             return ordered
-        for place in np.flatnonzero(wrong):
+        for place in np.flatnonzero(wrong).tolist():
             self._break([place], (
                 f"the list says that it begins at frame {said[place]:.0f} of {self._name}, by the "
                 f"rows of the episodes before it that is frame {expected[place]}"
@@ -231,16 +231,15 @@ class _Film:
         plain = np.cumsum(self._rows) - self._rows
         moved = np.flatnonzero(expected != plain)
         listed = listed_colors(self._catalog, self._camera)
-        own = [listed.get(int(number)) for number in self._numbers]
-        for place in moved:
+        own = [listed.get(int(self._numbers[place])) for place in moved]
+        told = np.array([mean for mean in own if mean is not None])
+        for at, place in enumerate(moved.tolist()):
             start, stop = expected[place], expected[place] + self._rows[place]
             seen = mean_colors(self._catalog.root / self._name, self._table, start, stop)
-            if own[place] is None or seen is None:
+            if len(told) < len(moved) or seen is None:
                 return None
-            away = float(np.abs(seen - own[place]).max())
-            others = [mean for at in moved if at != place and (mean := own[at]) is not None]
-            nearest = min((float(np.abs(seen - mean).max()) for mean in others), default=1.0)
-            if away > ALIKE or away > nearest / 2:
+            away = np.abs(seen - told).max(1)
+            if away[at] > ALIKE or away[at] > np.delete(away, at).min() / 2:
                 return None
         return expected
 
@@ -273,7 +272,7 @@ class _Film:
         """
         held, shortest = len(self._table.pts), int(self._rows.min())
         odd = (gaps < 0) | ((gaps > 0) & (gaps < shortest))
-        for at in np.flatnonzero(odd):
+        for at in np.flatnonzero(odd).tolist():
             before, after = order[:at], order[at:]
             if at and not gaps[at + 1 :].any() and len(after) and abs(gaps[at]) * 2 <= shortest:
                 # All that follows fits to the end of the film: its times were measured on it, and

@@ -137,7 +137,7 @@ class _Samples:
     turns: int
 
 
-def _table(path: Path, samples: _Samples, **known: str) -> FrameTable:
+def _table(path: Path, samples: _Samples, kind: str = "", content: str = "") -> FrameTable:
     pts = np.sort(samples.times[~samples.hidden])
     if not len(pts):
         raise DatasetError(f"{path} holds no frame")
@@ -159,7 +159,7 @@ def _table(path: Path, samples: _Samples, **known: str) -> FrameTable:
         )
     return FrameTable(
         pts, samples.seconds_per_tick, numbers.astype(np.int64), samples.times[order],
-        samples.decoding[order], samples.turns, **known,
+        samples.decoding[order], samples.turns, kind=kind, content=content,
     )  # fmt: skip
 
 
