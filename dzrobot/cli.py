@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -146,10 +147,23 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         place = f"{shorten(str(error.filename), 200)}: " if error.filename else ""
         _report(f"{program}: {place}{error.strerror or error}")
         return FAULT
+    except SystemExit as stop:
+        # No command of ours ends in this way; a script without an `if __name__` guard does, when
+        # it is imported.
+        _report(
+            f"{program}: code of yours called sys.exit({'' if stop.code is None else stop.code!r}) "
+            f"{_place(stop)}, which would end the command; raise an error there instead"
+        )
+        return FAULT
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)
         _report(f"{program}: {'terminated' if terminated else 'interrupted'}")
         return TERMINATED if terminated else INTERRUPTED
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"in {last.filename}, line {last.lineno}"
 
 
 def _report(message: str) -> None:

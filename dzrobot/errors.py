@@ -166,7 +166,7 @@ class EpisodeError:
     """Whether the disk is the cause, not the episode."""
 
 
-def ends_the_run(error: Exception) -> bool:
+def ends_the_run(error: BaseException) -> bool:
     """Return whether the arm was stopped, or another program drives it."""
     return isinstance(error, StoppedError | ArmBusyError)
 
@@ -174,12 +174,14 @@ def ends_the_run(error: Exception) -> bool:
 class ErrorCapture:
     """Keeps what foreign code raises in its block: simulators and policies may raise anything.
 
+    ``sys.exit`` is an error there like any other: a command's exit code is its own.
+
     Args:
         passes: Errors that are raised all the same. A stop, or an arm that another program drives,
             does not concern one episode alone: it ends the run.
     """
 
-    def __init__(self, passes: Callable[[Exception], bool] = ends_the_run) -> None:
+    def __init__(self, passes: Callable[[BaseException], bool] = ends_the_run) -> None:
         self.failure: EpisodeError | None = None
         self._passes = passes
 
@@ -199,7 +201,7 @@ class ErrorCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception) or self._passes(error):
+        if not isinstance(error, Exception | SystemExit) or self._passes(error):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM

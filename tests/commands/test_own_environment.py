@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -233,3 +234,12 @@ def test_the_command_itself_looks_in_the_current_folder(world):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_an_exit_at_import_is_an_error_of_the_command(tmp_path, monkeypatch, capsys):
+    """A script without an `if __name__` guard, named as a policy."""
+    monkeypatch.chdir(tmp_path)
+    Path("unguarded_script.py").write_text("import sys\n\nsys.exit(0)\n")
+    words = ("--env", "dzrobot/point-v0", "--policy", "unguarded_script:Policy", "--episodes", "1")
+    assert main(["eval", *words]) == 2
+    assert re.search(r"sys\.exit\(0\) in .*unguarded_script\.py, line 3", capsys.readouterr().err)

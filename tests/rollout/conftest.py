@@ -132,6 +132,12 @@ class Unready(Steer):
             raise RuntimeError("the policy is not ready")
         return super().act(obs, session=session)
 
+class Leaving(Steer):
+    """Ends its process in the way that scripts do."""
+
+    def act(self, obs, *, session="default"):
+        raise SystemExit(0)
+
 class Deadly(Steer):
     """Takes its process down, as a simulator does that runs out of memory."""
 

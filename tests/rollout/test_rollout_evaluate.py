@@ -115,6 +115,13 @@ def test_an_exception_before_the_first_action_is_an_error_and_is_run_again(
     assert results(folder) == results(whole)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_an_exit_of_a_policy_is_an_error_of_its_episode(tmp_path, workers):
+    summary = run(tmp_path, planned("Leaving"), workers=workers, max_errors=50)
+    assert not summary.complete
+    assert {record.error for record in RecordFile(tmp_path).records.values()} == {"SystemExit: 0"}
+
+
 def test_a_run_gives_up_after_too_many_errors(tmp_path):
     crashing = planned(arguments={"resolution": 32, "crash_at": 2})
     summary = run(tmp_path, crashing, max_errors=2)
