@@ -34,8 +34,9 @@ from dzrobot.rollout.evaluation.evaluate import (
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.policy_use import read_uses
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.records import RecordFile, read_uses
+from dzrobot.rollout.records import RecordFile
 
 SHOWN = ("seconds", "idle_ratio", "stale_ratio", "late", "seam_jump", "jerk")
 

@@ -10,20 +10,12 @@ from rich.table import Table
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
-from dzrobot.rollout.evaluation.comparison import (
-    WIDTH,
-    Comparison,
-    Results,
-    compare,
-    percent_span,
-    print_comparison,
-    read_results,
-)
+from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
-from dzrobot.rollout.evaluation.report import summarize, wilson
-from dzrobot.rollout.evaluation.significance import compare_counts
-from dzrobot.rollout.pages.predicted import quick_scores
-from dzrobot.rollout.pages.quality import QUALITIES, Along, ScoredRun, quality_rows
+from dzrobot.rollout.evaluation.report import summarize
+from dzrobot.rollout.evaluation.significance import compare_counts, wilson
+from dzrobot.rollout.evaluation.tables import WIDTH, percent_span, print_comparison
+from dzrobot.rollout.pages.predicted import QUALITIES, Along, ScoredRun, quality_rows, quick_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from dzrobot.commands.options.evaluation import (
 from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.report import print_conclusion
 from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
+from dzrobot.rollout.evaluation.tables import print_conclusion
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--checkpoint",

@@ -8,7 +8,7 @@ from dzrobot.commands.options import flags
 from dzrobot.commands.options.evaluation import add_other_code
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.evaluate import merge
-from dzrobot.rollout.evaluation.report import print_conclusion, title
+from dzrobot.rollout.evaluation.tables import print_conclusion, title
 
 SUMMARY = "put shards of one evaluation together"
 

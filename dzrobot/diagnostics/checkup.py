@@ -20,7 +20,8 @@ from dzrobot.diagnostics.conventions import (
     RotationReading,
 )
 from dzrobot.diagnostics.motion import Bench, Motions, RecordedStart
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 
 LOOKED_AT = 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from dzrobot.diagnostics.checkup import Finding
 from dzrobot.diagnostics.conventions import Array, aligned, as_stated, looks_absolute, steps_of
-from dzrobot.embodiments.spec import HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.rollout.demonstrations.record import RecordedActions
 
 LATEST_ROWS = 5

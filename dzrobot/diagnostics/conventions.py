@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 
 Array = NDArray[np.floating[Any]]

@@ -19,7 +19,8 @@ from dzrobot.diagnostics.conventions import (
     Repair,
     RotationReading,
 )
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.rollout.demonstrations.record import RecordedActions, replay
 from dzrobot.rollout.environment import accepted, made_environment
 

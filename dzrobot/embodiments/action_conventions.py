@@ -1,12 +1,13 @@
-"""How an action is read: what two descriptions may say differently, and what holds a robot."""
+"""How an action is read: what moves the hand, where descriptions may differ, what holds a robot."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
+from dzrobot.embodiments.spec import HOLD_ZERO, ActionFrame, Embodiment, Part
 from dzrobot.errors import ConfigError
 
 
@@ -85,3 +86,45 @@ def _held(
     if part.gripper is not None and last is not None:
         held[part.gripper.index] = last[part.gripper.index]
     return held
+
+
+RotationForm = Literal["rotation vector", "euler"]
+"""Axis times angle, or roll, pitch and yaw about fixed axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandMotion:
+    """What an environment says of its hand, in numbers of the concatenated state and action."""
+
+    position: slice
+    """The hand's place in the state, (3,) in meters."""
+
+    rotation: slice
+    """The hand's rotation in the state, (3,) in radians."""
+
+    rotation_form: RotationForm
+    """How the state writes it. An action's is always the small turn about each axis."""
+
+    fingers: slice
+    """How far the gripper is open, in the state and in the environment's own units."""
+
+    translation: slice
+    """A difference of position in the action, (3,)."""
+
+    turn: slice
+    """A difference of rotation in the action, (3,)."""
+
+    gripper: int
+    """The gripper's number in the action."""
+
+    closes: Literal[-1, 1]
+    """Sign of the gripper's number that closes."""
+
+    translation_m: float
+    """What a translation of 1 commands."""
+
+    rotation_rad: float
+    """What a turn of 1 commands."""
+
+    frame: ActionFrame = "base"
+    """Axes of translation and turn."""

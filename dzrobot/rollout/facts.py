@@ -8,8 +8,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.registry import EMBODIMENTS
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 
 _BLIND = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing)

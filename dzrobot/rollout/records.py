@@ -1,10 +1,8 @@
-"""Results on disk: a line per finished episode, and one per run; a kill loses no whole line."""
+"""Results on disk: a line per finished episode; a kill loses no whole line."""
 
 import json
-import logging
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,22 +10,17 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
 )
 
 from dzrobot import files
 from dzrobot.documents import parse_json, read_bytes, shorten
-from dzrobot.errors import DzrobotError, ProtocolError
-from dzrobot.policies.base import Policy, walk_window
+from dzrobot.errors import ProtocolError
 from dzrobot.rollout.episode import LONGEST_CLASS, EpisodeResult, Measures
 from dzrobot.rollout.protocol import Count, EpisodeSpec
 
 RECORDS_FILE = "records.jsonl"
-RUNS_FILE = "runs.jsonl"
 LOCK_FILE = ".lock"
 VIDEO_FOLDER = "videos"
 PREDICTION_FOLDER = "predictions"
@@ -38,9 +31,6 @@ UNFINISHED = "unfinished"
 ERROR_FOLDER = "errors"
 """Tracebacks of episodes that ended in an exception, the policy's or another."""
 
-_SESSION = "traced"
-
-_log = logging.getLogger(__name__)
 
 _LARGEST = 2**30
 """Bytes of a file of records; a million episodes have about 600 MB."""
@@ -296,96 +286,6 @@ def storing(folder: Path) -> AbstractContextManager[None]:
     return files.explained(f"write results to {shorten(str(folder), 200)}", ProtocolError)
 
 
-class RunUse(BaseModel):
-    """What one run of an evaluation took of its policy; of several processes, the main one."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    wall_s: NonNegativeFloat
-    """From before the first simulator was opened to the last record."""
-
-    planning_s: NonNegativeFloat
-    """In which the policy planned."""
-
-    plans: NonNegativeInt
-    calls: NonNegativeInt
-    """Calls of the network; plans that are made together share one."""
-
-    kernel_share: NonNegativeFloat | None
-    """Share of a plan's time in which the device computes; None: there is no device beside the
-    processor, or the run was cut short."""
-
-
-@contextmanager
-def measured(policy: Policy | None, device: str | None, folder: Path) -> Iterator[None]:
-    """Add a line to `RUNS_FILE` in ``folder`` of what ``policy`` plans during the block.
-
-    Args:
-        policy: Nothing is added for one that does not know, or that plans nothing.
-        device: Kind of device that it computes on, such as ``cuda``.
-        folder: Of the results.
-    """
-    totals = None if policy is None else policy.planning
-    if policy is None or totals is None:
-        yield
-        return
-    before, began, finished = replace(totals), time.perf_counter(), False
-    try:
-        yield
-        finished = True
-    finally:
-        wall, after = time.perf_counter() - began, replace(totals)
-        if after.plans > before.plans:
-            use = RunUse(
-                wall_s=wall, planning_s=after.seconds - before.seconds,
-                plans=after.plans - before.plans, calls=after.calls - before.calls,
-                kernel_share=_kernel_share(policy, device) if finished else None,
-            )  # fmt: skip
-            with storing(folder):
-                files.append_line(folder / RUNS_FILE, json.dumps(use.model_dump()))
-
-
-def read_uses(folder: Path) -> list[RunUse]:
-    """Return the lines of `RUNS_FILE` in ``folder``; a last one that a kill cut short is dropped.
-
-    Raises:
-        ProtocolError: the file holds something else.
-    """
-    path = folder / RUNS_FILE
-    return [
-        parse_json(line, RunUse, f"{path}:{number}", ProtocolError)
-        for number, line in enumerate(stored_lines(path), start=1)
-    ]
-
-
-def shares(uses: Sequence[RunUse]) -> dict[str, float]:
-    """Return ``planning_share``, ``plans_per_call`` and, with a device, ``device_busy_share``.
-
-    Shares are of the time of all runs, in [0, 1].
-    """
-    wall, calls = sum(use.wall_s for use in uses), sum(use.calls for use in uses)
-    if not wall or not calls:
-        return {}
-    found = {
-        "planning_share": sum(use.planning_s for use in uses) / wall,
-        "plans_per_call": sum(use.plans for use in uses) / calls,
-    }
-    traced = [(use.kernel_share, use) for use in uses if use.kernel_share is not None]
-    if traced:
-        busy = sum(share * use.planning_s for share, use in traced)
-        found["device_busy_share"] = busy / sum(use.wall_s for _, use in traced)
-    return found
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how much of the line the spans (start, end) cover together."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
 def _check_known(record: Record, known: Mapping[str, Mapping[str, Any]], where: str) -> None:
     about = known.get(record.case)
     if about is None:
@@ -412,35 +312,3 @@ def _about(case: EpisodeSpec) -> dict[str, Any]:
         "seed": case.seed,
         "repeat_of": case.repeat_of,
     }
-
-
-def _kernel_share(policy: Policy, device: str | None) -> float | None:
-    """Return the share of a plan's time in which a kernel runs; None without an accelerator.
-
-    An evaluation has too many kernels to trace, and all are of plans, so one window is traced.
-    Where that fails it costs no result, and the share is None too.
-    """
-    if device != "cuda" or not policy.can.serves:
-        return None
-    try:
-        return _traced(policy)
-    except (RuntimeError, DzrobotError) as error:
-        _log.warning("how busy the device was is not known: %s", error)
-        return None
-
-
-def _traced(policy: Policy) -> float:
-    """Plan through one window in a session of its own; return :func:`_kernel_share`."""
-    import torch
-
-    wall_us = 0.0
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-        for _, plan in walk_window(policy, _SESSION):
-            wall_us += 1000 * plan.timing["total_ms"]
-    policy.evict(_SESSION)
-    kernels = [
-        (event.time_range.start, event.time_range.end)
-        for event in trace.events() or []
-        if event.device_type.name == "CUDA"
-    ]
-    return covered(kernels) / wall_us

@@ -7,17 +7,16 @@ from typing import Any, Literal
 import numpy as np
 
 from dzrobot.envs.episodes import DRAWN, named_arguments
-from dzrobot.envs.libero.asked_goals import AskedGoal, another_goal, asked_goals
+from dzrobot.envs.libero.bddl import AskedGoal, another_goal, asked_goals
 from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.listing import check_models, refuse_unrunnable
-from dzrobot.envs.libero.object_classes import register_pro_classes
 from dzrobot.envs.libero.perturbations import AXES
 from dzrobot.envs.libero.plus_variants import apply_variant
 from dzrobot.envs.libero.sim import Raw, Simulation
 from dzrobot.envs.libero.simulated import ArmEnv, Info, arguments_of
 from dzrobot.envs.libero.suites import PACKAGES, SUITES, check_task, default_prompt, load_task
-from dzrobot.envs.libero.task_packages import PRO
+from dzrobot.envs.libero.task_packages import PRO, register_pro_classes
 from dzrobot.envs.mujoco.simulator import check_versions
 from dzrobot.errors import ConfigError
 

@@ -8,7 +8,6 @@ from typing import Any
 from dzrobot.envs.libero.assets import assets_folder, manifest, pro_manifest
 from dzrobot.envs.libero.bddl import ProblemFile
 from dzrobot.envs.libero.install import libero_folder
-from dzrobot.envs.libero.object_classes import object_models, scene_classes
 from dzrobot.envs.libero.suites import (
     PACKAGES,
     SUITES,
@@ -18,7 +17,7 @@ from dzrobot.envs.libero.suites import (
     load_task,
     suite_root,
 )
-from dzrobot.envs.libero.task_packages import PLUS, PRO
+from dzrobot.envs.libero.task_packages import PLUS, PRO, object_models, scene_classes
 from dzrobot.errors import SimulatorError, find, preview
 
 

@@ -9,8 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils import EzPickle
 
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.episodes import InitialStates, episode_info
 from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.perturbations import AXES, perturb

@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, HandMotion, Part
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part
 from dzrobot.envs.panda.poses import Array, euler_of, quaternion_of
 from dzrobot.envs.panda.state import OPEN_M, ActionConfig, ArmState, GripperState, in_hand_axes
 from dzrobot.errors import ConfigError, suggest

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from websockets.typing import Subprotocol
 
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ProtocolError
 

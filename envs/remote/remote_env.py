@@ -11,7 +11,8 @@ from websockets.sync.client import ClientConnection
 
 from dzrobot import errors
 from dzrobot.documents import shorten
-from dzrobot.embodiments.spec import Embodiment, HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.remote.exchange import (
     SUBPROTOCOL,
     Asked,

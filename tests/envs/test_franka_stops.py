@@ -26,6 +26,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     SAFETY_STOPS,
     Abort,
     CommandTimeout,
+    MotionGuard,
 )
 from dzrobot.envs.franka.safeguards.lock_and_stop import (
     FOLDER_VARIABLE,
@@ -34,7 +35,6 @@ from dzrobot.envs.franka.safeguards.lock_and_stop import (
     lock_folder,
     private_folder,
 )
-from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
 from dzrobot.envs.franka.safeguards.stop_file import write_stop
 from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import ArmBusyError, ConfigError, RobotError, StoppedError

@@ -8,8 +8,7 @@ import pytest
 
 import dzrobot  # noqa: F401
 from dzrobot.cli import main
-from dzrobot.envs.libero.asked_goals import another_goal, asked_goals
-from dzrobot.envs.libero.bddl import read_problem
+from dzrobot.envs.libero.bddl import another_goal, asked_goals, read_problem
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.perturbation import LEVELS
 

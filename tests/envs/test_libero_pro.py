@@ -15,7 +15,7 @@ import pytest
 from conftest import need_tasks, skip_or_fail
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.libero import listing, object_classes, suites
+from dzrobot.envs.libero import listing, suites, task_packages
 from dzrobot.envs.libero.assets import pro_manifest, verify
 from dzrobot.envs.libero.bddl import read_problem
 from dzrobot.envs.libero.listing import describe, list_tasks
@@ -25,7 +25,8 @@ from dzrobot.envs.libero.task_packages import PLUS, PRO
 from dzrobot.errors import ConfigError, ProtocolError, SimulatorError
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES, SUITES
 from dzrobot.rollout.evaluation.card import build_card, refuse_unlike, tasks_by_axis
-from dzrobot.rollout.evaluation.report import summarize, table
+from dzrobot.rollout.evaluation.report import summarize
+from dzrobot.rollout.evaluation.tables import table
 from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
@@ -178,7 +179,7 @@ def broken(tmp_path, monkeypatch):
         for path, content in files.items():
             wheel.writestr(PRO.root + path, content)
     package = replace(PRO, sha256=hashlib.sha256(PRO.wheel.read_bytes()).hexdigest())
-    for module in (suites, listing, object_classes):
+    for module in (suites, listing, task_packages):
         monkeypatch.setattr(module, "PRO", package)
     monkeypatch.setitem(suites.PACKAGES, "libero_goal_swap", package)
     monkeypatch.setitem(

@@ -11,8 +11,8 @@ from dzrobot.diagnostics.checkup import examine
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.recorded import read_episodes
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.embodiments.spec import HandMotion
 from dzrobot.envs import action_space, observation_space
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 from dzrobot.recording import EpisodeWriter

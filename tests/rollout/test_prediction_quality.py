@@ -7,7 +7,7 @@ import pytest
 
 from dzrobot import cli
 from dzrobot.rollout.evaluation.comparison import Results
-from dzrobot.rollout.pages.quality import ScoredRun, quality_rows
+from dzrobot.rollout.pages.predicted import ScoredRun, quality_rows
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import Record
 

@@ -13,19 +13,12 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals, Policy
 from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.report import busy_line
+from dzrobot.rollout.evaluation.tables import busy_line
 from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.policy_use import RUNS_FILE, RunUse, covered, measured, read_uses, shares
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.queue import Gathering
-from dzrobot.rollout.records import (
-    RUNS_FILE,
-    RecordFile,
-    RunUse,
-    covered,
-    measured,
-    read_uses,
-    shares,
-)
+from dzrobot.rollout.records import RecordFile
 
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,

@@ -4,7 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from dzrobot.rollout.evaluation.report import failures_line, summarize, wilson
+from dzrobot.rollout.evaluation.report import summarize
+from dzrobot.rollout.evaluation.significance import wilson
+from dzrobot.rollout.evaluation.tables import failures_line
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import Record
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     adjusted_interval,
@@ -19,6 +18,7 @@ from dzrobot.rollout.evaluation.significance import (
     mcnemar_p,
     paired_interval,
     rank_correlation,
+    wilson,
 )
 
 pytest.importorskip("statsmodels")

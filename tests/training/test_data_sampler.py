@@ -5,8 +5,8 @@ from data_worlds import ROBOT
 from dzrobot.embodiments.timing import valid_anchors
 from dzrobot.errors import ConfigError
 from dzrobot.training.data import LoaderPlan
-from dzrobot.training.data.dataset import build_windows
 from dzrobot.training.data.sampler import BLOCK, SampleStream, permute
+from dzrobot.training.data.windows import build_windows
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])

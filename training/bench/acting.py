@@ -23,8 +23,8 @@ from dzrobot.rollout.evaluation.evaluate import (
 )
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
+from dzrobot.rollout.policy_use import read_uses
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.records import read_uses
 from dzrobot.training.bench.document import BenchSettings, Measurement
 from dzrobot.training.bench.stepping import check_simulator
 

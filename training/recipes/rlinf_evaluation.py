@@ -12,9 +12,8 @@ from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.registration import LIBERO_SUITES
 from dzrobot.training.recipes.hydra_files import OPEN, Composed, leaves
-from dzrobot.training.recipes.rlinf_defaults import PRESETS
+from dzrobot.training.recipes.rlinf_defaults import PRESETS, UNKNOWN, network_faults
 from dzrobot.training.recipes.rlinf_import import Note, refusal
-from dzrobot.training.recipes.rlinf_network import UNKNOWN, network_faults
 from dzrobot.yaml_values import dotted
 
 PROTOCOL, STEPS, EPISODES = "rlinf-500", 480, 50

@@ -20,11 +20,13 @@ from dzrobot.training.recipes.rlinf import DROPPED, MEANT, VALUES, dropped_by, n
 from dzrobot.training.recipes.rlinf_defaults import (
     ALIASES,
     FILES,
+    HEAD,
     PRESETS,
     PROGRAM,
+    UNKNOWN,
     VERSION,
+    network_faults,
 )
-from dzrobot.training.recipes.rlinf_network import HEAD, UNKNOWN, network_faults
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.yaml_values import dotted
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from dzrobot.embodiments.robots import small
 from dzrobot.embodiments.robots.libero_sim import LIBERO_SIM
-from dzrobot.embodiments.spec import Part, small
+from dzrobot.embodiments.spec import Part
 from dzrobot.embodiments.templates import PROMPTS
 from dzrobot.embodiments.timing import Timing
 

@@ -1,6 +1,7 @@
 """LIBERO in simulation: one exterior and one wrist camera, end-effector actions at 20 Hz."""
 
-from dzrobot.embodiments.spec import Embodiment, Gripper, Groot, Part, View, Wire, small
+from dzrobot.embodiments.robots import small
+from dzrobot.embodiments.spec import Embodiment, Gripper, Groot, Part, View, Wire
 from dzrobot.embodiments.templates import PROMPTS, side_by_side
 from dzrobot.embodiments.timing import Timing
 

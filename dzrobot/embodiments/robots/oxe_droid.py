@@ -1,6 +1,7 @@
 """DROID: two exterior cameras, one in the wrist; joint actions relative to the state, at 15 Hz."""
 
-from dzrobot.embodiments.spec import Embodiment, Gripper, Part, RoboArena, View, Wire, small
+from dzrobot.embodiments.robots import small
+from dzrobot.embodiments.spec import Embodiment, Gripper, Part, RoboArena, View, Wire
 from dzrobot.embodiments.templates import PROMPTS, wrist_on_top
 from dzrobot.embodiments.timing import Timing
 

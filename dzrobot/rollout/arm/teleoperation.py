@@ -14,8 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.embodiments.action_conventions import check_holds, hold_command
-from dzrobot.embodiments.spec import HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion, check_holds, hold_command
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, pose_and_jacobian
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.operator.console import KEYS_HELP

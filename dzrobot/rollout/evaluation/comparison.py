@@ -1,19 +1,15 @@
 """Two or more evaluations of the same episodes, compared episode by episode."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import (
     Codes,
     codes_of,
-    listed,
     may_differ,
     other_code,
     read_card,
@@ -173,26 +169,11 @@ def compare(
     left_out = may_differ(*(name for name, wanted in allowed.items() if wanted))
     for other in others:
         check_same_conditions(first, other.card, f"in {other.name}", left_out)
-    shared = [[name for name in first.finished if name in other.finished] for other in others]
-    for other, names in zip(others, shared, strict=True):
-        if not names:
-            raise ProtocolError(
-                f"{first.name} and {other.name} share no finished episode; run them first"
-            )
-    found = {
-        other.name: (other, _outcomes(first, names), _outcomes(other, names), names)
-        for other, names in zip(others, shared, strict=True)
-    }
-    p_values = {
-        name: mcnemar_p(counts.first_only, counts.second_only)
-        for name, (_, one, two, _) in found.items()
-        if (counts := count_pairs(one, two))
-    }
-    adjusted = holm(p_values) if len(p_values) > 1 else p_values
-    return tuple(
-        _comparison(first, other, names, seed, (p_values[name], adjusted[name]))
-        for name, (other, _, _, names) in found.items()
-    )
+    found = {other.name: _comparison(first, other, seed) for other in others}
+    if len(found) < 2:
+        return tuple(found.values())
+    adjusted = holm({name: one.p for name, one in found.items()})
+    return tuple(replace(one, p_holm=adjusted[name]) for name, one in found.items())
 
 
 def check_same_conditions(
@@ -248,12 +229,16 @@ class Decision:
         return self._evidence.decided_after
 
 
-def _comparison(
-    first: Results, second: Results, names: Sequence[str], seed: int, p: tuple[float, float]
-) -> Comparison:
+def _comparison(first: Results, second: Results, seed: int) -> Comparison:
+    names = [name for name in first.finished if name in second.finished]
+    if not names:
+        raise ProtocolError(
+            f"{first.name} and {second.name} share no finished episode; run them first"
+        )
     one, two = _outcomes(first, names), _outcomes(second, names)
     total = count_pairs(one, two)
     tasks = _by_task(first, second, names)
+    p = mcnemar_p(total.first_only, total.second_only)
     low, high = paired_interval(list(tasks.values()), seed)
     return Comparison(
         first=first,
@@ -265,8 +250,8 @@ def _comparison(
         low=low,
         high=high,
         adjusted=adjusted_interval(total),
-        p=p[0],
-        p_holm=p[1],
+        p=p,
+        p_holm=p,
         e=e_value(total.first_only, total.second_only),
         decided_after=first_decision(one, two),
     )
@@ -291,66 +276,3 @@ def _outcomes(results: Results, names: Sequence[str]) -> list[bool]:
 
 def _conditions(card: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in card.items() if name not in left_out}
-
-
-WIDTH = 140
-"""Columns of a terminal that the table of a comparison takes; a narrower one folds its lines."""
-
-
-def print_comparison(console: Console, found: Sequence[Comparison]) -> None:
-    """Print every comparison as one line; all have the same first run."""
-    wide = Console(file=console.file, width=max(console.width, WIDTH), highlight=False)
-    wide.print(comparison_table(found))
-    if any(comparison.code != "same" for comparison in found):
-        for run in (found[0].first, *(comparison.second for comparison in found)):
-            for who, codes in run.codes.items():
-                made = f"{run.name}, {who}: dzrobot {listed(codes)}"
-                wide.print(made, markup=False, soft_wrap=True)
-        wide.print("Where the code differs, the difference is of that as well.")
-    for one, two in ((comparison.first, comparison.second) for comparison in found):
-        if one.video != two.video:
-            wide.print(
-                f"{one.name} was planned with --video {one.video}, {two.name} with --video "
-                f"{two.video}: the difference is of that as well.", markup=False,
-            )  # fmt: skip
-
-
-def comparison_table(found: Sequence[Comparison]) -> Table:
-    """Return every comparison as one line; all have the same first run."""
-    first = found[0].first
-    table = Table(title=f"against {first.name}, on the same episodes", title_justify="left")
-    table.add_column("run", overflow="fold", min_width=12)
-    marks_code = any(comparison.code != "same" for comparison in found)
-    if marks_code:
-        table.add_column("code", no_wrap=True)
-    for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
-                 "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for comparison in found:
-        total = comparison.total
-        base = (total.both + total.first_only) / total.episodes
-        table.add_row(
-            comparison.second.name,
-            *([comparison.code] if marks_code else []),
-            str(total.episodes),
-            f"{100 * (base + total.difference):.1f}",
-            f"{100 * base:.1f}",
-            f"{100 * total.difference:+.1f}",
-            percent_span(comparison.low, comparison.high),
-            percent_span(*comparison.adjusted),
-            str(total.first_only),
-            str(total.second_only),
-            f"{comparison.p:.3g}",
-            f"{comparison.p_holm:.3g}",
-            f"{comparison.e:.3g}",
-        )
-    table.caption = (
-        "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
-        "looked at after every episode; 20 decides at the 5 % level."
-    )
-    return table
-
-
-def percent_span(low: float, high: float) -> str:
-    """Return an interval of rates in percent."""
-    return f"{100 * low:.1f} to {100 * high:.1f}"

@@ -30,16 +30,10 @@ from dzrobot.rollout.evaluation.planning import (
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.footage import Wanted
 from dzrobot.rollout.policy_spec import LoadedPolicy, load_policy
+from dzrobot.rollout.policy_use import measured, read_uses
 from dzrobot.rollout.protocol import EpisodeSpec, shard_of
 from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
-from dzrobot.rollout.records import (
-    Record,
-    RecordFile,
-    locked,
-    measured,
-    read_uses,
-    remove_unfinished,
-)
+from dzrobot.rollout.records import Record, RecordFile, locked, remove_unfinished
 from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From records to a table: rates, their uncertainty, and what is still missing."""
+"""From records to a summary: rates, their uncertainty, and what is still missing."""
 
 import math
 from collections import Counter
@@ -10,16 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dzrobot.errors import counted, printable
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
-from dzrobot.rollout.evaluation.card import codes_of
+from dzrobot.rollout.evaluation.significance import Z_95, wilson
+from dzrobot.rollout.policy_use import RunUse, shares
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.records import Record, RunUse, ordered, predictions_size, shares, storing
+from dzrobot.rollout.records import Record, ordered, storing
 
 SUMMARY_FILE = "summary.json"
 
@@ -28,12 +25,6 @@ STEPS_FILE = "steps.json"
 
 SWEEP_FILE = "sweep.json"
 """In the folder of a sweep: see :class:`Sweep`."""
-
-MOST_ROWS = 200
-"""Rows of the final table; further tasks are in :data:`SUMMARY_FILE` and in the report only."""
-
-Z_95 = 1.959963984540054
-"""Standard normal deviate of a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,20 +161,6 @@ class Summary:
         return found
 
 
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a success rate; (0, 1) without episodes."""
-    if episodes == 0:
-        return 0.0, 1.0
-    rate, square = successes / episodes, Z_95**2
-    center = rate + square / (2 * episodes)
-    spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
-    scale = 1 + square / episodes
-    # Exact at the ends, where rounding would leave a trace.
-    low = 0.0 if successes == 0 else (center - spread) / scale
-    high = 1.0 if successes == episodes else (center + spread) / scale
-    return low, high
-
-
 def summarize(
     records: Iterable[Record],
     cases: Sequence[EpisodeSpec],
@@ -238,54 +215,6 @@ def write_summary(folder: Path, summary: Summary, card: Mapping[str, Any]) -> No
     }
     with storing(folder):
         write_json(folder / SUMMARY_FILE, content)
-
-
-def table(summary: Summary, title: str) -> Table:
-    """Return the final table; it holds no times, so equal runs print equal tables."""
-    # As text: names of tasks and settings may hold what rich takes for markup.
-    shown = Table(title=Text(title), title_justify="left")
-    for name in ("suite", "task"):
-        shown.add_column(name, overflow="fold")
-    for name in ("success", "rate", "95 % interval", "steps", "errors"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    few = len(summary.rows) <= MOST_ROWS
-    for row in summary.rows:
-        if few or row.task_id is None:
-            shown.add_row(*map(Text, _cells(row)), end_section=row.task_id is None)
-    shown.add_section()
-    for row in summary.axes:
-        shown.add_row(*map(Text, _cells(row)))
-    shown.add_section()
-    for whole in (summary.total, summary.distinct):
-        if whole is not None:
-            shown.add_row(*map(Text, _cells(whole)), style="bold")
-    return shown
-
-
-def failures_line(summary: Summary) -> str:
-    """Return how the episodes failed, most frequent first, in one line; empty without failures."""
-    counted = sorted(summary.total.failure_classes.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} {printable(name)}" for name, count in counted)
-
-
-def measures_line(summary: Summary) -> str:
-    """Return the averages of what was measured, in one line; empty without any."""
-    return ", ".join(
-        f"{name} {one.mean:.3g}" + ("" if one.half_width is None else f" ± {one.half_width:.2g}")
-        for name, one in summary.measures.items()
-    )
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        printable(row.suite),
-        "" if row.task_id is None else printable(f"{row.task_id} {row.task}"),
-        f"{row.successes}/{row.episodes}",
-        "-" if row.rate is None else f"{100 * row.rate:.1f}",
-        f"{100 * row.low:.1f} to {100 * row.high:.1f}",
-        "-" if row.mean_steps is None else f"{row.mean_steps:.0f}",
-        f"{row.errors}" + (f" (+{row.missing} to run)" if row.missing else ""),
-    )
 
 
 def _row(
@@ -368,138 +297,3 @@ def _measured(steps: int, one: Measures) -> dict[str, float | None]:
         "stale_ratio": one.stale_steps / steps,
     }
     return {name: value for name, value in {**vars(one), **derived}.items() if name in AVERAGED}
-
-
-def scores_table(title: str, column: str, scores: Mapping[str, Score]) -> Table:
-    """Return scores as a table, one line each.
-
-    Args:
-        title: Of the table.
-        column: Heading of the names.
-        scores: By name.
-    """
-    table = Table(title=title, title_justify="left")
-    table.add_column(column, overflow="fold")
-    for name in ("success", "rate", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, score in scores.items():
-        rate = 100 * score.successes / score.episodes if score.episodes else float("nan")
-        low, high = score.interval
-        table.add_row(
-            name,
-            f"{score.successes}/{score.episodes}",
-            f"{rate:.1f}",
-            f"{100 * low:.1f} to {100 * high:.1f}",
-        )
-    return table
-
-
-def print_conclusion(
-    console: Console, summary: Summary, output: Path, title: str, *, enough: bool = False
-) -> int:
-    """Print the table and what is left to do; return the exit code.
-
-    Args:
-        console: Where to.
-        summary: Of the evaluation.
-        output: Its folder.
-        title: Of the table.
-        enough: Whether episodes that were not run are not wanted.
-    """
-    console.print(table(summary, title))
-    if failed := failures_line(summary):
-        console.print(f"failed: {failed}", soft_wrap=True, markup=False)
-    if summary.total.episodes:
-        console.print(_times_line(summary.timing), soft_wrap=True, markup=False)
-    if busy := busy_line(summary.timing):
-        console.print(busy, soft_wrap=True, markup=False)
-    if measured := measures_line(summary):
-        console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
-    for case, message in summary.errors[:5]:
-        console.print(f"error in {case}: {printable(message)}", markup=False, soft_wrap=True)
-    if size := predictions_size(output):
-        console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
-    console.print(f"results in {output}", markup=False, soft_wrap=True)
-    if summary.complete or (enough and not summary.causes):
-        return 0
-    causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
-    missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
-    console.print(
-        f"without a result: {', '.join([*causes, *missing])} (tracebacks of exceptions in "
-        f"{output}/errors); the same command runs them.",
-        markup=False,
-        soft_wrap=True,
-    )
-    return 1
-
-
-def _times_line(times: Mapping[str, float]) -> str:
-    """Return how long plans, actions and steps took; medians over episodes of their medians."""
-    shown = [("plan", "per plan"), ("policy", "per action")]
-    parts = [
-        f"{label} {times[f'{name}_ms_p50']:.1f} ms (95th percentile {times[f'{name}_ms_p95']:.1f})"
-        for name, label in shown
-        if f"{name}_ms_p50" in times
-    ]
-    return f"policy {', '.join(parts)}; environment {times['env_ms_p50']:.1f} ms per step"
-
-
-def busy_line(times: Mapping[str, float]) -> str:
-    """Return how busy the evaluation kept its policy; empty where that is not known."""
-    if "planning_share" not in times:
-        return ""
-    busy = times.get("device_busy_share")
-    device = "" if busy is None else f"; device busy {100 * busy:.0f} %"
-    return (
-        f"the policy planned {100 * times['planning_share']:.0f} % of the time, "
-        f"{times['plans_per_call']:.2f} plans a call{device}"
-    )
-
-
-def title(card: Mapping[str, Any]) -> str:
-    """Return the protocol, and how it was departed from: such a score does not bear its name."""
-    changes = f", with {'; '.join(card['changes'])}" if card["changes"] else ""
-    codes = max((len(codes) for codes in codes_of(card).values()), default=1)
-    mixed = f", by {codes} different codes" if codes > 1 else ""
-    return f"protocol {card['protocol']}{changes}{mixed}"
-
-
-def print_card(console: Console, card: Mapping[str, Any], output: Path) -> None:
-    """Print how many episodes, under which title, and which assets are not the official ones."""
-    console.print(
-        f"{counted(card['episodes'], 'episode')}, {title(card)}; results: {output}",
-        markup=False,
-        soft_wrap=True,
-    )
-    for suite, assets in card["assets"].items():
-        if assets["missing"] or assets["altered"]:
-            console.print(
-                f"WARNING: {len(assets['missing'])} asset files of {suite} are missing and "
-                f"{len(assets['altered'])} are not the official ones: this is not a LIBERO score.",
-                markup=False,
-                soft_wrap=True,
-            )
-
-
-def logged_numbers(summary: Summary) -> dict[str, float | int | None]:
-    """Return what an experiment logger shows of one evaluation, by metric name."""
-    found: dict[str, float | int | None] = {**_rate("eval", summary.total)}
-    found |= {"eval/episodes": summary.total.episodes, "eval/errors": summary.total.errors}
-    for row in summary.rows:
-        found |= _rate("/".join(map(str, ("eval", row.suite, *_task_number(row)))), row)
-    return found | {f"time/{name}": value for name, value in summary.timing.items()}
-
-
-def logged_step(score: StepScore) -> dict[str, float | int | None]:
-    """Return what an experiment logger shows of one training step, by metric name."""
-    low, high = score.interval
-    rate = score.successes / score.episodes if score.episodes else None
-    return {"eval/success": rate, "eval/low": low, "eval/high": high}
-
-
-def _task_number(row: Row) -> tuple[int, ...]:
-    return () if row.task_id is None else (row.task_id,)
-
-
-def _rate(name: str, row: Row) -> dict[str, float | None]:
-    return {f"{name}/success": row.rate, f"{name}/low": row.low, f"{name}/high": row.high}

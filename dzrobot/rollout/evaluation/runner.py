@@ -21,7 +21,8 @@ from dzrobot.rollout.evaluation.evaluate import (
     open_plan,
 )
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
-from dzrobot.rollout.evaluation.report import Summary, logged_numbers, print_card, title
+from dzrobot.rollout.evaluation.report import Summary
+from dzrobot.rollout.evaluation.tables import logged_numbers, print_card, title
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.workers import KeptEnvironment
 

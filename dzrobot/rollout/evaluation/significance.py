@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
 from dzrobot.importing import required
-from dzrobot.rollout.evaluation.report import Z_95
+
+Z_95 = 1.959963984540054
+"""Standard normal deviate of a two-sided 95 % interval."""
 
 BOOTSTRAP_DRAWS = 10_000
 
@@ -279,3 +281,17 @@ def _spearman(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDA
         together, spread, out=np.full(len(spread), np.nan), where=spread > 0
     )
     return found
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a success rate; (0, 1) without episodes."""
+    if episodes == 0:
+        return 0.0, 1.0
+    rate, square = successes / episodes, Z_95**2
+    center = rate + square / (2 * episodes)
+    spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
+    scale = 1 + square / episodes
+    # Exact at the ends, where rounding would leave a trace.
+    low = 0.0 if successes == 0 else (center - spread) / scale
+    high = 1.0 if successes == episodes else (center + spread) / scale
+    return low, high

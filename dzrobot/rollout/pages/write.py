@@ -11,7 +11,7 @@ import jinja2
 from dzrobot.errors import ProtocolError
 from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
-from dzrobot.rollout.evaluation.report import failures_line, measures_line
+from dzrobot.rollout.evaluation.tables import failures_line, measures_line
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.pages.content import (
     Content,
@@ -22,8 +22,14 @@ from dzrobot.rollout.pages.content import (
     read_content,
     task_rows,
 )
-from dzrobot.rollout.pages.predicted import mean_scores, write_prediction
-from dzrobot.rollout.pages.quality import QUALITIES, QualityRow, ScoredRun, quality_rows
+from dzrobot.rollout.pages.predicted import (
+    QUALITIES,
+    QualityRow,
+    ScoredRun,
+    mean_scores,
+    quality_rows,
+    write_prediction,
+)
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"

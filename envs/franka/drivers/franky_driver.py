@@ -22,8 +22,7 @@ from dzrobot.envs.franka.drivers.franky_library import (
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
-from dzrobot.envs.franka.safeguards.limits import CommandTimeout
-from dzrobot.envs.franka.safeguards.motion_guard import MotionGuard
+from dzrobot.envs.franka.safeguards.limits import CommandTimeout, MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode

@@ -25,18 +25,18 @@ from dzrobot.rollout.evaluation.comparison import (
     Results,
     check_same_conditions,
     compare,
-    print_comparison,
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import EvalProgress, Opened, RunOptions, evaluate, prepare
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.report import Score, print_card, scores_table, summarize
+from dzrobot.rollout.evaluation.report import Score, summarize
 from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.candidates import (
     Candidate,
     candidate_folders,
     read_candidates,
 )
+from dzrobot.rollout.evaluation.tables import print_card, print_comparison, scores_table
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import LOCK_FILE, Record, RecordFile, locked, storing

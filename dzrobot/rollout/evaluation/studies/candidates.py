@@ -17,11 +17,9 @@ from dzrobot.rollout.evaluation.report import (
     Summary,
     Sweep,
     SweepScore,
-    logged_step,
-    print_conclusion,
-    scores_table,
 )
 from dzrobot.rollout.evaluation.runner import EvaluationSession
+from dzrobot.rollout.evaluation.tables import logged_step, print_conclusion, scores_table
 from dzrobot.rollout.policy_spec import REMOTE, PolicySpec
 from dzrobot.rollout.protocol import plan_episodes
 

@@ -14,13 +14,13 @@ from dzrobot.rollout.evaluation.comparison import (
     Results,
     check_same_conditions,
     compare,
-    print_comparison,
     read_results,
 )
 from dzrobot.rollout.evaluation.evaluate import RunOptions
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.report import Score, print_conclusion, scores_table
+from dzrobot.rollout.evaluation.report import Score
 from dzrobot.rollout.evaluation.runner import EvaluationSession
+from dzrobot.rollout.evaluation.tables import print_comparison, print_conclusion, scores_table
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 
 UNPERTURBED = "unperturbed"
