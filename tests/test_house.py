@@ -23,30 +23,40 @@ FILES = sorted(
 )  # fmt: skip
 
 
-def code_lines(source: str) -> set[int]:
+@functools.cache
+def text(path: Path) -> str:
+    return path.read_text()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(text(path))
+
+
+@functools.cache
+def code_lines(path: Path) -> frozenset[int]:
     """Return the line numbers that hold code: no blanks, comments or docstrings."""
     lines: set[int] = set()
     skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
             tokenize.ENCODING, tokenize.ENDMARKER}  # fmt: skip
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
         if token.type not in skip:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(path)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str)
         ):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
+    return frozenset(lines)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_budgets(path):
-    source = path.read_text()
-    code = code_lines(source)
+    code = code_lines(path)
     assert len(code) <= 400, f"{len(code)} code lines"
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
             assert length <= 60, f"{node.name} has {length} code lines"
@@ -66,7 +76,7 @@ UNIDIOMATIC = re.compile(
 def test_texts_are_idiomatic():
     faults = []
     for path in FILES:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(text(path).splitlines(), 1):
             if UNIDIOMATIC.search(line):
                 faults.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
     assert not faults, "\n".join(faults)
@@ -77,11 +87,11 @@ def test_a_docstring_can_be_read_alone():
     faults = []
     for path in FILES:
         name = str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                text = node.value.value
-                if isinstance(text, str) and HEADLESS.search(text):
-                    faults.append(f"{name}:{node.lineno}: {text[:60]}")
+                said = node.value.value
+                if isinstance(said, str) and HEADLESS.search(said):
+                    faults.append(f"{name}:{node.lineno}: {said[:60]}")
     assert not faults, "\n".join(faults)
 
 
@@ -108,9 +118,9 @@ def test_private_names_of_torch_are_listed():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in ("examples", "benchmarks"):
             continue
-        text = path.read_text()
-        found |= set(re.findall(r"\btorch(?:\.[A-Za-z]\w*)*\._[A-Za-z]\w*(?:\._\w+)*", text))
-        for module, names in re.findall(r"from (torch[\w.]*) import ([^\n(]*|\([^)]*\))", text):
+        source = text(path)
+        found |= set(re.findall(r"\btorch(?:\.[A-Za-z]\w*)*\._[A-Za-z]\w*(?:\._\w+)*", source))
+        for module, names in re.findall(r"from (torch[\w.]*) import ([^\n(]*|\([^)]*\))", source):
             found |= {f"{module}.{name}" for name in re.findall(r"\b_\w+", names)}
     unknown = {name for name in found if not any(name.startswith(one) for one in PRIVATE_TORCH)}
     assert not unknown, f"not public in torch; list them with the test that needs them: {unknown}"
@@ -123,7 +133,7 @@ def test_a_public_class_name_means_one_thing():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in ("examples", "benchmarks"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -151,7 +161,7 @@ def test_spelling_is_american():
     places: dict[str, set[str]] = {}
     for path in FILES + TEXTS:
         if path != Path(__file__):
-            for word in re.findall(r"[A-Za-z_]+", path.read_text()):
+            for word in set(re.findall(r"[A-Za-z_]+", text(path))):
                 places.setdefault(word, set()).add(str(path.relative_to(ROOT)))
     british = {word for word in places if BRITISH.search(SERIALIZED.sub("", word))}
     assert {word: sorted(places[word]) for word in british} == {}
@@ -178,7 +188,7 @@ def package_modules() -> Mapping[str, Path]:
 
 @functools.cache
 def trees() -> Mapping[str, ast.Module]:
-    return {name: ast.parse(path.read_text()) for name, path in package_modules().items()}
+    return {name: parsed(path) for name, path in package_modules().items()}
 
 
 def imported(tree: ast.AST, *, typing: bool = True) -> Iterator[str]:
@@ -243,7 +253,7 @@ def test_no_circle_between_rooms():
 def test_few_modules_are_crumbs():
     crumbs = [
         name for name, path in package_modules().items()
-        if path.stem not in ("__init__", "__main__") and len(code_lines(path.read_text())) < CRUMB
+        if path.stem not in ("__init__", "__main__") and len(code_lines(path)) < CRUMB
     ]  # fmt: skip
     assert len(crumbs) <= 30, crumbs
 
@@ -262,7 +272,7 @@ def test_fields_are_read_by_name():
         isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
         for tree in trees().values() for node in ast.walk(tree)
     )  # fmt: skip
-    lines = sum(len(code_lines(path.read_text())) for path in package_modules().values())
+    lines = sum(len(code_lines(path)) for path in package_modules().values())
     assert 1000 * calls / lines <= 0.5, f"{calls} calls of getattr and hasattr in {lines} lines"
 
 
@@ -272,8 +282,8 @@ def test_what_is_known_has_a_type():
         f"{name}: {ast.unparse(node)}"
         for name, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Assert)
     ]  # fmt: skip
-    assert [text for text in asserts if "assert isinstance(" in text] == []
-    known = [text for text in asserts if re.search(r"'.*\b(filled|checked|begun)\b", text)]
+    assert [said for said in asserts if "assert isinstance(" in said] == []
+    known = [said for said in asserts if re.search(r"'.*\b(filled|checked|begun)\b", said)]
     assert len(known) <= 5, known
 
 
