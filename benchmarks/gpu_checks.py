@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from from_tests import REFERENCE_NUMBERS, Rehearsal, rehearse
 from gpu_parts import Outcome, Request, compute_dtype, judged, limit, relative
-from policy import TimedNetwork, build, training_case
+from networks import DeviceNetwork, small_network, training_case
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -72,8 +72,8 @@ _STEPS = 4
 
 def devices(request: Request) -> Outcome:
     """Run a training step under the rehearsal's eyes: half precision, one device, no waiting."""
-    model = build("tiny", request.device, torch.bfloat16)
-    batch = training_case(TimedNetwork(model, request.device, 1), _BATCH).batch
+    bench = small_network(request.device, torch.bfloat16)
+    model, batch = bench.model, training_case(bench, _BATCH).batch
     # What a process makes once and keeps is made before anything is counted.
     _step(model, batch)
     found = rehearse(lambda _: _step(model, batch), request.device)
@@ -164,7 +164,7 @@ def _allowed(name: str, tolerance: float, dtype: torch.dtype) -> float:
 def packed(request: Request) -> Outcome:
     """Compare packed with dense attention, and the savings with going without."""
     for dtype in (torch.float32, torch.bfloat16):
-        bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
+        bench = small_network(request.device, dtype)
         case = training_case(bench, _BATCH)
         expected = case.step(TrainForm("dense", exact_savings=False))
         for name, form in (
@@ -181,7 +181,7 @@ def packed(request: Request) -> Outcome:
 def offloaded(request: Request) -> Outcome:
     """Compare weights that wait on the host with weights on the device: not one bit differs."""
     dtype = compute_dtype(request.device)
-    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
+    bench = small_network(request.device, dtype)
     expected = chunks(bench)
     plan = list(offload_plans(bench.model, dtype))[-1]
     Offloader(request.device).offload(plan.modules(bench.model))
@@ -207,7 +207,7 @@ def compiled(request: Request) -> Outcome:
     if request.device.type == "cpu" and shutil.which("g++") is None:
         return Outcome("skipped", "torch compiles for a processor with g++, which is missing")
     dtype = compute_dtype(request.device)
-    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
+    bench = small_network(request.device, dtype)
     case = training_case(bench, _BATCH)
     eager = {"gradient": case.step(TrainForm()), "chunks": chunks(bench)}
     compile_blocks(bench.model.model.blocks)
@@ -217,7 +217,7 @@ def compiled(request: Request) -> Outcome:
 
 
 def chunks(
-    bench: TimedNetwork, count: int = 3, batches: Sequence[PromptBatch] | None = None
+    bench: DeviceNetwork, count: int = 3, batches: Sequence[PromptBatch] | None = None
 ) -> Tensor:
     """Return the actions of the first chunks of an episode."""
     session, actions, options = SessionCache(), [], GenerateOptions()
@@ -237,7 +237,7 @@ def quantized(request: Request) -> Outcome:
         except DzrobotError as error:
             left_out.append(f"{kind}: {error}")
             continue
-        bench = TimedNetwork(build("tiny", device, dtype), device, 1)
+        bench = small_network(device, dtype)
         expected = chunks(bench)
         for block in bench.model.model.blocks:
             quantize_block(block, kind)
@@ -258,7 +258,7 @@ def cfg_devices(request: Request) -> Outcome:
             return Outcome("skipped", "one GPU: there is no second one for the negative prompt")
         second = torch.device("cuda:1")
     dtype = compute_dtype(request.device)
-    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
+    bench = small_network(request.device, dtype)
     negative = copy.deepcopy(bench.model.model).to(second)
     batches = prompt_batches(bench.model.model, GenerateOptions().prompts, negative)
     error = relative(chunks(bench, batches=batches), chunks(bench))
@@ -274,7 +274,7 @@ def graph(request: Request) -> Outcome:
     The second window runs what the first one recorded.
     """
     dtype, count = compute_dtype(request.device), 9
-    bench = TimedNetwork(build("tiny", request.device, dtype), request.device, 1)
+    bench = small_network(request.device, dtype)
     batches = prompt_batches(bench.model.model, GenerateOptions().prompts, graphs=True)
     forms = {"eager": None, "recorded": batches}
     found = {name: chunks(bench, count, ways) for name, ways in forms.items()}
@@ -322,8 +322,8 @@ def recorded_blocks(request: Request) -> Outcome:
 def _fsdp_errors(
     world: DistributedEnvironment, device: torch.device, **changes: str
 ) -> dict[str, float]:
-    plain = TimedNetwork(build("tiny", device, torch.float32), device, 1)
-    laid = TimedNetwork(build("tiny", device, torch.float32), device, 1)
+    plain = small_network(device, torch.float32)
+    laid = small_network(device, torch.float32)
     parallel = ParallelConfig(
         strategy="fsdp", param_dtype="fp32", activation_checkpointing="full", compile=False,
         **changes,

@@ -4,32 +4,40 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from chunks import episodes, random_network
 from gpu_parts import Outcome, Request, compute_dtype
-from train import attempt, measure
-from train_setup import (
+from gpu_training import (
+    PROMPT_ROWS,
     Bench,
     Case,
+    attempt,
     device_bytes,
     graph_cases,
     make_bench,
+    measure,
     planned_cases,
     recorded_data,
 )
+from networks import random_network
 
+from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.recorded_blocks import recordable_devices
-from dzrobot.policies.dreamzero.network.session import GenerateOptions
+from dzrobot.policies.dreamzero.network.session import (
+    GenerateOptions,
+    InferenceRequest,
+    Prompt,
+    SessionCache,
+)
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.bench.learning import loader_rates
-from dzrobot.training.bench.measuring import GIB, noise_format, release
+from dzrobot.training.bench.measuring import GIB, noise_format, release, timed
 from dzrobot.training.data import LoaderOptions
 from dzrobot.training.run.parallel import DistributedEnvironment, init_distributed
 
@@ -109,15 +117,16 @@ def _workers(request: Request) -> int:
 
 def chunks_5b(request: Request) -> Outcome:
     """Time the chunks of the 5B in every form."""
-    return _chunks(request, "5b")
+    return chunks(request, "5b")
 
 
 def chunks_14b(request: Request) -> Outcome:
     """Time the chunks of the 14B in every form."""
-    return _chunks(request, "14b")
+    return chunks(request, "14b")
 
 
-def _chunks(request: Request, variant: str) -> Outcome:
+def chunks(request: Request, variant: str) -> Outcome:
+    """Time the chunks of a network's window in every form."""
     world = init_distributed(request.device.type)
     try:
         bench = _bench(request, variant, world)
@@ -163,6 +172,42 @@ def _time_form(
     if request.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(request.device)
         request.record(f"{form}, GiB", peak / GIB)
+
+
+def question(bench: Bench, frames: int) -> InferenceRequest:
+    """Return one call's question."""
+    config = bench.config
+    height, width = config.target_size or bench.robot.image_size
+    rows = torch.arange(config.dit.text_len)
+    prompt, negative = (
+        Prompt(torch.full_like(rows, token), rows < min(PROMPT_ROWS, len(rows))) for token in (1, 2)
+    )
+    return InferenceRequest(
+        images_THW3=torch.randint(0, 256, (frames, height, width, 3), dtype=torch.uint8),
+        state_SM=torch.rand(1, config.dit.max_state_dim), prompt=prompt, negative=negative,
+    )  # fmt: skip
+
+
+def episodes(
+    bench: Bench, model: WorldActionModel, batches: Sequence[PromptBatch] | None = None
+) -> Iterator[dict[int, float]]:
+    """Yield the seconds of an episode's chunks, by the latent frame at which each begins.
+
+    An episode ends where its window does. The first one compiles, allocates and encodes prompts.
+    """
+    options = GenerateOptions()
+    window = options.window(model.config.dit)
+    prompts = SessionCache().prompts
+    while True:
+        session, times = SessionCache(prompts=prompts), {}
+        asked = question(bench, 1)
+        while (start := session.next_start(asked, window)) not in times:
+            spent: list[float] = []
+            with timed(spent, bench.world.device):
+                predict(model, [session], [asked], options, batches)
+            times[start] = spent[0]
+            asked = question(bench, 4)
+        yield times
 
 
 def loader(request: Request) -> Outcome:

@@ -63,11 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", type=flags.device, help="of networks (default: a GPU where torch sees one)"
     )
     parser.add_argument(
-        "--compile", action="store_true", default=None, help="compile the policy's blocks"
-    )
+        "--compile", action="store_true", default=None,
+        help="compile the policy's blocks, and say how that compares with eager ones",
+    )  # fmt: skip
     parser.add_argument(
         "--recipe", type=flags.text,
         help="of training and data (default: the bundled policy, trained on made-up recordings)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lerobot", type=flags.text, metavar="PYTHON",
+        help="of an environment that has LeRobot: how long its dataset class takes for the samples",
     )  # fmt: skip
     parser.add_argument("--env", type=flags.text, help="a simulator (default: dzrobot/lift-v0)")
     parser.add_argument(

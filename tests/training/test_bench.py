@@ -18,7 +18,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.bench import pace
-from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval
+from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval, measure_policy
 from dzrobot.training.bench.document import (
     PARTS,
     BenchResult,
@@ -28,12 +28,14 @@ from dzrobot.training.bench.document import (
     PartResult,
     read_result,
 )
-from dzrobot.training.bench.learning import _of_records
+from dzrobot.training.bench.learning import _of_records, asked_recipe, beside_lerobot
 from dzrobot.training.bench.processes import other_build, own_build
 from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
+from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.metrics import LogRecord
+from dzrobot.training.run.opening import open_datasets
 
 ROOT = Path(__file__).parents[2]
 QUICK = BenchSettings(parts=("env",), repeats=3, env="dzrobot/point-v0")
@@ -344,3 +346,52 @@ def test_the_bundled_policy_is_measured_and_compared_with_its_own_result(tmp_pat
     second = ["bench", "--device", "cpu", "--repeats", "1", "--parts", "data"]
     assert cli.main([*second, "--against", str(first)]) == 2
     assert "parts" in capsys.readouterr().err
+
+
+def test_lerobot_reads_the_rows_that_are_read_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    asked, python = tmp_path / "asked.json", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat > {asked}\necho '[4000.0, 8000.0]'\n")
+    python.chmod(0o755)
+    config, _ = asked_recipe(BenchSettings(lerobot=str(python)), tmp_path)
+    initial = open_initial_weights(config.model, config.runner.seed)
+    data = open_datasets(config, initial.metadata).train
+    own, theirs, ratio = beside_lerobot(data, str(python), 2)
+    assert theirs.values == (4000.0, 8000.0)
+    assert ratio.values == tuple(b / a for a, b in zip(own.values, theirs.values, strict=True))
+
+    given = json.loads(asked.read_text())
+    info = json.loads((Path(given["root"]) / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    # As many numbers of every column as a sample of ours holds, at the same rows.
+    key = data.sample_keys(0, range(20), 20)[0]
+    _, reader, window = data.locate(key.sample_id)
+    sample = reader.window(window)
+    robot = reader.embodiment
+    views = {view.feature: len(sample[view.key]) for view in robot.views}
+    assert {name: len(given["deltas"][name]) for name in views} == views
+    episode, start = reader.windows.locate(window)
+    assert given["rows"][0] == reader.catalog.episodes.offset[episode] + start
+
+
+def test_what_cannot_run_lerobot_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    config, _ = asked_recipe(BenchSettings(lerobot="x"), tmp_path)
+    data = open_datasets(config, open_initial_weights(config.model, 0).metadata).train
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho No module named lerobot >&2\nexit 1\n")
+    python.chmod(0o755)
+    for name, said in ((str(python), "No module named lerobot"), ("/no/such/python", "No such")):
+        with pytest.raises(ConfigError, match=said):
+            beside_lerobot(data, name, 2)
+
+
+@pytest.mark.long
+def test_compiled_blocks_are_compared_with_eager_ones(train_root, tmp_path):
+    settings = BenchSettings(
+        parts=("policy",), repeats=2, checkpoint=str(train_root / "tiny"), compile=True,
+        embodiment=train_worlds.ROBOT.tag,
+    )  # fmt: skip
+    found = {one.name: one for one in measure_policy(settings, tmp_path)[0]}
+    assert len(found["window, compiled over eager"].values) == settings.repeats
+    assert any(name.startswith("chunk, first") for name in found)

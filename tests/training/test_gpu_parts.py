@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,7 +211,7 @@ def test_what_is_killed_in_its_middle_leaves_its_figures(tmp_path):
 
 
 def test_a_card_decides_what_is_trained(benchmarks):
-    setup = benchmarks("train_setup")
+    setup = benchmarks("gpu_training")
     world = argparse.Namespace(device=torch.device("cuda"), size=1)
     bench = setup.make_bench("5b", world, 1)
     cases, refused = setup.planned_cases(bench, 141e9)
@@ -224,6 +225,21 @@ def test_a_card_decides_what_is_trained(benchmarks):
     assert all(case.lora for case in cases)
     assert len(refused) == 3
     assert "106 of 75 GiB" in refused[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "kernels", "chunks 5b", "chunks 14b", "train 14b --steps 1",
+        "train 5b --mbs 2 --recompute full --steps 1",
+    ],
+)  # fmt: skip
+def test_what_is_run_first_on_a_gpu_runs_on_a_processor(benchmarks, capsys, words):
+    assert benchmarks("gpu_first").main(["--tiny", *words.split()]) == 0
+    said = capsys.readouterr().out
+    figures = [float(value) for value in re.findall(r": ([0-9.e+-]+)$", said, re.M)]
+    assert len(figures) > 3
+    assert all(math.isfinite(value) and value >= 0 for value in figures)
 
 
 def test_what_is_packed_has_a_limit(tmp_path):

@@ -4,7 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import walk_window
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
-from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.rollout.evaluation.evaluate import (
     EvalProgress,
@@ -35,22 +36,39 @@ def measure_policy(settings: BenchSettings, _: Path) -> tuple[list[Measurement],
     """Return the time of a chunk in the first, middle and last place of the memory's window.
 
     A chunk is one whole call: observation to tensors, network, actions back on the host.
+    With ``compile``, the eager form is timed too, before, and there is one ratio more.
     """
-    policy = open_policy(settings)
-    times = chunk_times(policy, settings.repeats)
-    return _places(times), []
+    options, parts = policy_spec(settings).options, open_parts(settings)
+    # Compiling changes the network itself, so the eager form comes first.
+    forms = (False, True) if settings.compile else (False,)
+    found = [
+        chunk_times(DreamZeroPolicy(parts, replace(options, compile=on)), settings.repeats)
+        for on in forms
+    ]
+    measured = _places(found[-1])
+    if settings.compile:
+        eager, compiled = ([sum(window) for window in zip(*one.values(), strict=True)]
+                           for one in found)  # fmt: skip
+        ratios = tuple(after / before for before, after in zip(eager, compiled, strict=True))
+        measured.append(
+            Measurement(name="window, compiled over eager", unit="x", values=ratios, better="less")
+        )
+    return measured, []
 
 
-def open_policy(settings: BenchSettings) -> DreamZeroPolicy:
-    """Return the policy that ``settings`` name.
+def open_parts(settings: BenchSettings) -> PolicyParts:
+    """Return the parts of the policy that ``settings`` name.
 
     Raises:
         CheckpointError: it cannot be used.
         ConfigError: there is no such device.
     """
     spec = policy_spec(settings)
-    robot = None if spec.embodiment is None else load_embodiment(spec.embodiment)
-    return _network(spec, load_policy(resolve_policy(spec, robot)).policy)
+    return load_parts(
+        spec.name,
+        embodiment=None if spec.embodiment is None else load_embodiment(spec.embodiment),
+        device=settings.device, dtype=None, revision=None, tokenizer=None, weights=WeightOptions(),
+    )  # fmt: skip
 
 
 def policy_spec(settings: BenchSettings) -> PolicySpec:

@@ -44,13 +44,18 @@ class BenchSettings(FrozenConfig):
     """Where networks run: ``cpu``, ``cuda``, ``cuda:1``."""
 
     compile: bool = False
-    """Whether the policy's blocks are compiled; of training, the recipe decides."""
+    """Whether the policy's blocks are compiled, and compared with eager ones; of training, the
+    recipe decides."""
 
     recipe: str | None = None
     """Recipe of the parts ``train`` and ``data``; None: the bundled policy, trained further."""
 
     overrides: tuple[str, ...] = ()
     """``section.field=value`` of the recipe."""
+
+    lerobot: str | None = None
+    """Python of an environment that has LeRobot, whose dataset class reads the samples of the part
+    ``data`` too; None: they are not compared."""
 
     env: str = "dzrobot/lift-v0"
     """Gymnasium id of a simulator, of the parts ``env`` and ``eval``."""

@@ -1,8 +1,11 @@
 """How fast a recipe trains, and how fast its recordings are read: by the trainer's own loop."""
 
 import dataclasses
+import json
+import os
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +13,7 @@ import torch.distributed as dist
 
 from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.training.bench.document import BenchSettings, Measurement
@@ -22,6 +26,7 @@ from dzrobot.training.data import (
     TrainingData,
     build_loader,
 )
+from dzrobot.training.data.mixture import SampleKey
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.recipes.read import find_recipe, load_recipe, read_planned
 from dzrobot.training.run.build import build
@@ -48,6 +53,12 @@ _DEFAULTS = (
 recordings are."""
 
 _EPISODES, _FRAMES = 4, 120
+
+_DRAWN = 10
+"""Samples that are drawn for one that is read: those of other recordings are left out."""
+
+_TAIL = 1500
+"""Characters of what LeRobot said that are shown where it failed."""
 
 
 def measure_train(settings: BenchSettings, folder: Path) -> tuple[list[Measurement], list[str]]:
@@ -114,7 +125,105 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
         unit="samples/s", better="more",
         values=tuple(loader_rates(data, size, options, settings.repeats)),
     )  # fmt: skip
-    return [decoding, loading], notes
+    found = [decoding, loading]
+    if settings.lerobot is not None:
+        found += beside_lerobot(data, settings.lerobot, settings.repeats)
+    return found, notes
+
+
+_LEROBOT = """
+import json, sys, time
+import torch
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+torch.set_num_threads(1)
+given = json.load(sys.stdin)
+data = LeRobotDataset("local/bench", root=given["root"], delta_timestamps=given["deltas"],
+                      video_backend="pyav")
+data[given["rows"][0]]
+times = []
+for row in given["rows"]:
+    start = time.process_time()
+    data[row]
+    times.append(1000 * (time.process_time() - start))
+print(json.dumps(times))
+"""
+
+
+def beside_lerobot(data: TrainingData, python: str, repeats: int) -> list[Measurement]:
+    """Return what whole samples cost here and by LeRobot's dataset class, and the ratio.
+
+    Processor time of one thread, from files to tensors, of the same rows of one recording; LeRobot
+    decodes with PyAV.
+
+    Args:
+        data: What is read.
+        python: Of an environment that has LeRobot.
+        repeats: Samples.
+
+    Raises:
+        ConfigError: LeRobot cannot be run there, or cannot read the recording.
+    """
+    torch.set_num_threads(1)
+    drawn = data.sample_keys(0, range(_DRAWN * repeats), _DRAWN * repeats)
+    reader = data.locate(drawn[0].sample_id)[1]
+    keys = [key for key in drawn if data.locate(key.sample_id)[1] is reader][:repeats]
+    theirs = _lerobot_ms(data, python, keys)
+    data[keys[0]]
+    own = [_processor_ms(lambda key=key: data[key]) for key in keys]
+    ratios = [other / mine for other, mine in zip(theirs, own, strict=True)]
+    return [
+        Measurement(name=name, unit=unit, values=tuple(values), better=better)
+        for name, unit, values, better in (
+            ("whole sample, processor", "ms", own, "less"),
+            ("whole sample, LeRobot", "ms", theirs, "neither"),
+            ("whole sample, LeRobot over this package", "x", ratios, "more"),
+        )
+    ]
+
+
+def _processor_ms(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return 1000 * (time.process_time() - start)
+
+
+def _lerobot_ms(data: TrainingData, python: str, keys: Sequence[SampleKey]) -> list[float]:
+    reader = data.locate(keys[0].sample_id)[1]
+    root, timing, rows = reader.catalog.root, reader.embodiment.timing, []
+    for key in keys:
+        episode, start = reader.windows.locate(data.locate(key.sample_id)[2])
+        rows.append(int(reader.catalog.episodes.offset[episode]) + start)
+    starts = [block * timing.action_horizon for block in range(timing.blocks)]
+    steps = {
+        "video": [*(start + offset for start in starts for offset in timing.frame_offsets),
+                  timing.span],
+        "state": starts, "action": list(range(timing.actions)),
+    }  # fmt: skip
+    info = json.loads((root / "meta/info.json").read_text(encoding="utf-8"))
+    kinds = {
+        name: "video" if feature["dtype"] in ("video", "image") else name.rpartition(".")[2]
+        for name, feature in info["features"].items()
+    }
+    deltas = {
+        name: [step / info["fps"] for step in steps[kind]]
+        for name, kind in kinds.items()
+        if kind in steps
+    }
+    given = json.dumps({"root": str(root), "deltas": deltas, "rows": rows})
+    environment = {**os.environ, "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            [python, "-c", _LEROBOT], input=given, capture_output=True, text=True, check=True,
+            env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise ConfigError(
+            f"--lerobot {python}: LeRobot did not read {root}; give the Python of an environment "
+            f"with LeRobot of the recording's version ({info['codebase_version']}):\n"
+            f"{said.strip()[-_TAIL:]}"
+        ) from error
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _decode_ms(data: TrainingData, repeats: int) -> Iterator[float]:
@@ -173,7 +282,8 @@ def asked_recipe(settings: BenchSettings, folder: Path) -> tuple[SFTConfig, list
         own = [*_DEFAULTS, f"model.model_path={default_checkpoint()}", *own]
     name = settings.recipe or DEFAULT_RECIPE
     if read_config(find_recipe(name), own).values.get("data", {}).get("train_data_paths") is None:
-        own += _made_up(read_planned(name, own, 1)[0], folder)
+        version = "v2.1" if settings.lerobot is None else "v3.0"
+        own += _made_up(read_planned(name, own, 1)[0], folder, version)
         notes.append(
             f"recordings: none were given, so {_EPISODES} episodes of noise in {noise_format()} "
             "were made"
@@ -181,10 +291,12 @@ def asked_recipe(settings: BenchSettings, folder: Path) -> tuple[SFTConfig, list
     return load_recipe(name, [*own, f"runner.output_dir={folder / 'run'}"], 1), notes
 
 
-def _made_up(config: SFTConfig, folder: Path) -> list[str]:
+def _made_up(config: SFTConfig, folder: Path, version: str) -> list[str]:
     """Return the overrides that name a recording of the recipe's robot, and its statistics."""
     robot = dataclasses.replace(load_embodiment(config.model.embodiment_tag), language_features=())
-    recording = record_noise(folder / "recording", robot, episodes=_EPISODES, frames=_FRAMES)
+    recording = record_noise(
+        folder / "recording", robot, episodes=_EPISODES, frames=_FRAMES, version=version
+    )
     reader = DatasetReader(recording, robot, ReaderOptions(images=False))
     statistics = folder / "metadata.json"
     write_json(statistics, {robot.tag: measure([reader], robot)})

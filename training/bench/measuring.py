@@ -85,7 +85,9 @@ def noise_format() -> str:
     return "H.264" if find_spec("av") else "PNG"
 
 
-def record_noise(root: Path, robot: Embodiment, *, episodes: int, frames: int) -> Path:
+def record_noise(
+    root: Path, robot: Embodiment, *, episodes: int, frames: int, version: str = "v2.1"
+) -> Path:
     """Write a dataset of ``robot``: moving ramps with noise, as hard as a camera's images.
 
     Args:
@@ -93,10 +95,12 @@ def record_noise(root: Path, robot: Embodiment, *, episodes: int, frames: int) -
         robot: Whose keys and sizes it has.
         episodes: How many.
         frames: Of each.
+        version: Of the LeRobot format.
     """
     rng = numpy_generator("made-up recording", 0)
     video = noise_format() == "H.264"
-    with EpisodeWriter(root, robot, fps=robot.timing.control_hz, video=video) as writer:
+    rate = robot.timing.control_hz
+    with EpisodeWriter(root, robot, fps=rate, version=version, video=video) as writer:
         for _ in range(episodes):
             for number in range(frames):
                 writer.add_frame(*_noise_frame(robot, rng, number))

@@ -10,11 +10,10 @@ from typing import get_args
 
 import numpy as np
 
-from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.policies.dreamzero.network.config import Video
-from dzrobot.policies.dreamzero.options import DIT_STEPS, WeightOptions
-from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
+from dzrobot.policies.dreamzero.options import DIT_STEPS
+from dzrobot.policies.dreamzero.parts import PolicyParts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.progress import Show
 from dzrobot.rollout.asynchronous.execution import (
@@ -23,7 +22,7 @@ from dzrobot.rollout.asynchronous.execution import (
     schedule,
     steps_of,
 )
-from dzrobot.training.bench.acting import chunk_times, policy_spec
+from dzrobot.training.bench.acting import chunk_times, open_parts, policy_spec
 from dzrobot.training.bench.document import BenchSettings, short
 
 Way = tuple[Video, int]
@@ -146,12 +145,7 @@ def opened(settings: BenchSettings, rate: float) -> tuple[PolicyParts, PacedRobo
         CheckpointError: it cannot be used.
         ConfigError: there is no such device.
     """
-    spec = policy_spec(settings)
-    parts = load_parts(
-        spec.name,
-        embodiment=None if spec.embodiment is None else load_embodiment(spec.embodiment),
-        device=settings.device, dtype=None, revision=None, tokenizer=None, weights=WeightOptions(),
-    )  # fmt: skip
+    parts = open_parts(settings)
     robot = PacedRobot(
         embodiment=parts.pipeline.embodiment, rate=rate, trained_delay=parts.trained_delay
     )

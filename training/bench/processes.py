@@ -134,8 +134,9 @@ def run_part(build: Build, part: Part, settings: BenchSettings) -> PartResult:
         # Without -P, a tree in the current folder would come before the one that is asked for.
         command = [sys.executable, "-P", "-m", _WORKER, part, name, str(target)]
         done = subprocess.run(
-            command, input=settings.model_dump_json(), capture_output=True, text=True, check=False,
-            env=_environment(build, settings, Path(name)),
+            # A tree from before a setting takes the others.
+            command, input=settings.model_dump_json(exclude_none=True), capture_output=True,
+            text=True, check=False, env=_environment(build, settings, Path(name)),
         )  # fmt: skip
         if done.returncode == FAULT:
             raise ConfigError(f"{part}, {build.name}: {_last(done.stderr)}")

@@ -1,9 +1,10 @@
-"""What a timed training step is made of: network, batches, one step."""
+"""What a timed training step is made of: network, batches, one step; and how long it takes."""
 
+import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,15 @@ from dzrobot.policies.dreamzero.network.world_action import (
     WorldActionModel,
 )
 from dzrobot.policies.dreamzero.tiny import tiny_config, tiny_metadata
-from dzrobot.training.bench.measuring import GIB, record_noise, synchronize, timed
+from dzrobot.training.bench.measuring import GIB, record_noise, release, synchronize, timed
+from dzrobot.training.cost.flops import (
+    SampleCost,
+    encoder_flops,
+    executed_flops,
+    model_flops,
+    recomputed_share,
+    sample_shape,
+)
 from dzrobot.training.cost.memory import Setup, count_parameters, plan_memory
 from dzrobot.training.cost.plan import most_kept_blocks
 from dzrobot.training.cost.speed import device_peak
@@ -105,17 +114,10 @@ def parallel_config(bench: Bench, case: Case) -> ParallelConfig:
 
 
 def make_bench(variant: str, world: DistributedEnvironment, steps: int) -> Bench:
-    """Return what the cases of a network share: ``5b``, ``14b``, ``tiny 5b``, ``tiny``, ``mid``."""
+    """Return what the cases of a network share: ``5b``, ``14b``, ``tiny 5b``, ``tiny 14b``."""
     robot = load_embodiment("oxe_droid")
-    match variant:
-        case "tiny" | "tiny 5b" | "tiny 14b":
-            config = tiny_config(variant.partition(" ")[2] or "5b", robot)
-        case "mid":
-            base = tiny_config("5b", robot)
-            dit = replace(base.dit, dim=256, ffn_dim=1024, num_heads=4, num_layers=8)
-            config = replace(base, dit=dit)
-        case _:
-            config = preset(variant)
+    small, _, size = variant.rpartition(" ")
+    config = tiny_config(size, robot) if small else preset(size)
     model = ModelConfig(embodiment_tag=robot.tag)
     dtype = "bf16" if world.device.type == "cuda" else "fp32"
     return Bench(
@@ -369,4 +371,63 @@ def prepare(
             has_real_action_B=vectors["has_real_action"].to(device, non_blocking=True),
             prompt=given,
         )
+    )
+
+
+def attempt(run: Callable[[], Any], device: torch.device) -> Any:
+    """Return the result, or what went wrong; the next case starts with empty memory."""
+    try:
+        return run()
+    except torch.OutOfMemoryError as error:
+        return f"out of memory: {str(error).splitlines()[0][:70]}"
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        # A benchmark reports every case: one that cannot run must not hide the others.
+        logging.getLogger(__name__).exception("case failed")
+        return f"failed: {type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
+    finally:
+        release(device)
+
+
+def measure(bench: Bench, case: Case, workers: int | None = None) -> dict[str, float]:
+    """Return samples/s, milliseconds per stage and peak memory of one case.
+
+    Args:
+        bench: What the cases share.
+        case: The case.
+        workers: Processes that read recordings; None: the same noise again and again.
+    """
+    batches = Batches(bench, case.mbs, workers)
+    running = Running(*build(bench, case), batches)
+    stages: dict[str, float] = {}
+    # The first step compiles, the second still allocates.
+    for step in range(2):
+        one_step(bench, running, step)
+    bench.sync()
+    batches.waited, start = 0.0, time.perf_counter()
+    for step in range(bench.steps):
+        one_step(bench, running, step)
+    bench.sync()
+    seconds = (time.perf_counter() - start) / bench.steps
+    waited = batches.waited / bench.steps
+    one_step(bench, running, 0, stages)
+    cost = sample_cost(bench, case)
+    rate = case.mbs / seconds
+    result = {"samples_s": rate, "step_ms": seconds * 1e3, "wait_pct": 100 * waited / seconds}
+    result |= {f"{name}_ms": ms for name, ms in stages.items()}
+    if bench.world.device.type == "cuda":
+        result["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+    if bench.peak:
+        result["mfu_pct"] = 100 * cost.model * rate / (bench.peak * 1e12)
+        result["executed_pct"] = 100 * cost.executed * rate / (bench.peak * 1e12)
+    return {name: round(value, 2) for name, value in result.items()}
+
+
+def sample_cost(bench: Bench, case: Case) -> SampleCost:
+    config = bench.config
+    shape = sample_shape(config.dit, config.head.num_frames)
+    return SampleCost(
+        model_forward=model_flops(config.dit, shape),
+        executed_forward=executed_flops(config.dit, shape, min(128, config.dit.text_len)),
+        encoders=encoder_flops(config, bench.robot.image_size, 0),
+        recomputed_share=recomputed_share(parallel_config(bench, case), config.dit.num_layers),
     )
