@@ -1,7 +1,6 @@
 """``dzrobot collect``: demonstrations from a simulator as a LeRobot dataset."""
 
 import argparse
-from collections.abc import Callable
 
 from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
@@ -11,9 +10,9 @@ from dzrobot.progress import progress_bar
 from dzrobot.rollout.demonstrations.collection import (
     SIMULATOR,
     CollectionPlan,
-    CollectionProgress,
     collect,
 )
+from dzrobot.rollout.demonstrations.tally import Tally
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
 
@@ -75,31 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with progress_bar("episodes") as advance:
 
-        def show(progress: CollectionProgress) -> None:
-            text = f"episodes ({counted(progress.attempts, 'attempt')})"
-            advance(progress.episodes, plan.episodes, text)
+        def show(tally: Tally) -> None:
+            text = f"episodes ({counted(tally.attempts, 'attempt')})"
+            advance(tally.kept, plan.episodes, text)
 
-        done = _collected(plan, arguments, show)
+        with cluster_or(arguments.workers, read_cluster(arguments.ray), SIMULATOR) as workers:
+            done = collect(
+                plan, arguments.output, format=(arguments.version, arguments.video),
+                workers=workers, report=show,
+            )  # fmt: skip
     print(
-        f"{counted(done.episodes, 'episode')} in {arguments.output} "
+        f"{counted(done.kept, 'episode')} in {arguments.output} "
         f"({counted(done.attempts, 'attempt')}, "
-        f"{done.episodes / max(1, done.attempts):.0%} succeeded)"
+        f"{done.kept / max(1, done.attempts):.0%} succeeded)"
     )
     return 0
-
-
-def _collected(
-    plan: CollectionPlan,
-    arguments: argparse.Namespace,
-    report: Callable[[CollectionProgress], None],
-) -> CollectionProgress:
-    """Collect on this machine, or on a Ray cluster."""
-    where = cluster_or(arguments.workers, read_cluster(arguments.ray), SIMULATOR)
-    with where as workers:
-        return collect(
-            plan,
-            arguments.output,
-            format=(arguments.version, arguments.video),
-            workers=workers,
-            report=report,
-        )

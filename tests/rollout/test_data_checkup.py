@@ -410,7 +410,7 @@ def lift(tmp_path_factory):
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
     root = tmp_path_factory.mktemp("lift") / "set"
     plan = CollectionPlan(env="dzrobot/lift-v0", env_arguments=DRAFT, episodes=3)
-    assert collect(plan, root).episodes == 3
+    assert collect(plan, root).kept == 3
     return root
 
 

@@ -1,8 +1,9 @@
 """Demonstrations from the real simulator: kept, resumed, and away from held-back starts."""
 
 import io
-import json
 import shutil
+from contextlib import nullcontext
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 from PIL import Image
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
+from dzrobot.errors import ConfigError, DatasetError, ProtocolError, UnknownNameError
+from dzrobot.recording.formats import ATTEMPTS
+from dzrobot.recording.lists import episode_facts, lost_attempts
+from dzrobot.rollout.demonstrations import collection
 from dzrobot.rollout.demonstrations.collection import (
-    ATTEMPTS_FILE,
     PLAN_FILE,
     CollectionPlan,
     collect,
@@ -43,7 +46,9 @@ def interrupt(progress):
 
 
 def attempts(root):
-    return [json.loads(line) for line in (root / ATTEMPTS_FILE).read_text().splitlines()]
+    """Return whether the attempt of each seed succeeded."""
+    kept = {one.seed: one.success for one in episode_facts(root).values()}
+    return dict(sorted((kept | {one.seed: False for one in lost_attempts(root)}).items()))
 
 
 def data_files(root):
@@ -55,16 +60,13 @@ def lifts(tmp_path_factory):
     """Return two demonstrations of Lift, collected without a break."""
     root = tmp_path_factory.mktemp("straight") / "lift"
     done = collect(LIFT, root)
-    assert done.episodes == 2
+    assert done.kept == 2
     return root
 
 
 @pytest.mark.long
 def test_demonstrations_are_what_training_reads(lifts):
     reader = DatasetReader(lifts, ROBOT, ReaderOptions(images=True))
-    assert reader.catalog.episodes.length.tolist() == [
-        attempt["steps"] for attempt in attempts(lifts) if attempt["success"]
-    ]
     # The expert's own actions, without the noise that was executed: it never turns about x and y.
     actions = reader.states(0)["action.actions"]
     assert np.abs(actions).max() <= 1
@@ -77,8 +79,10 @@ def test_demonstrations_are_what_training_reads(lifts):
 def points(policies, tmp_path_factory):
     """Return four demonstrations without a simulator, collected without a break."""
     root = tmp_path_factory.mktemp("straight") / "points"
-    assert collect(POINT, root).episodes == 4
-    assert {attempt["success"] for attempt in attempts(root)} == {True, False}
+    assert collect(POINT, root).kept == 4
+    found = attempts(root)
+    assert set(found.values()) == {True, False}
+    assert list(found) == list(range(POINT.first_seed, POINT.first_seed + len(found)))
     return root
 
 
@@ -94,9 +98,8 @@ def test_interrupted_and_gone_on_with_is_the_same_to_the_byte(points, tmp_path):
 @pytest.mark.long
 def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
     """To the bit, so that an interruption, which restarts simulators, does not show."""
-    last = attempts(lifts)[-1]
-    again = run_attempt(LIFT, last["seed"])
-    assert (again.success, len(again.frames)) == (True, last["steps"])
+    again = run_attempt(LIFT, max(attempts(lifts)))
+    assert again.outcome.success
     rows = pq.read_table(max(lifts.rglob("episode_*.parquet"))).to_pylist()
     view = ROBOT.views[0]
     for row, (observation, action) in zip(rows, again.frames, strict=True):
@@ -110,19 +113,44 @@ def test_a_collection_that_is_whole_stays_as_it_is(points, tmp_path):
     root = shutil.copytree(points, tmp_path / "set")
     before = attempts(root)
     done = collect(POINT, root)
-    assert (done.episodes, done.attempts) == (4, len(before))
+    assert (done.kept, done.attempts) == (4, len(before))
     assert attempts(root) == before
     more = CollectionPlan(**{**vars(POINT), "episodes": 5})
-    assert collect(more, root).episodes == 5
+    assert collect(more, root).kept == 5
 
 
-def test_killed_between_the_episode_and_its_line(points, tmp_path):
+def test_killed_while_a_failure_is_noted(points, tmp_path):
     root = shutil.copytree(points, tmp_path / "set")
-    path = root / ATTEMPTS_FILE
+    path = root / ATTEMPTS
     path.write_bytes(path.read_bytes()[:-5])
-    assert collect(POINT, root).episodes == 4
-    assert path.read_bytes() == (points / ATTEMPTS_FILE).read_bytes()
-    assert data_files(root) == data_files(points)
+    more = CollectionPlan(**{**vars(POINT), "episodes": 5})
+    collect(more, root)
+    straight = tmp_path / "straight"
+    collect(more, straight)
+    assert attempts(root) == attempts(straight)
+    assert data_files(root) == data_files(straight)
+
+
+def test_attempts_run_side_by_side_and_none_is_made_twice(points, tmp_path, monkeypatch):
+    """Where earlier failures are not noted, they are made again; what was kept is not."""
+    root = shutil.copytree(points, tmp_path / "set")
+    (root / ATTEMPTS).unlink()
+    started = []
+
+    class Pool:
+        size = 2
+
+        def start(self, plan, seed):
+            started.append(seed)
+            return partial(run_attempt, plan, seed)
+
+    monkeypatch.setattr(collection, "_pool", lambda _: nullcontext(Pool()))
+    more = CollectionPlan(**{**vars(POINT), "episodes": 5})
+    collect(more, root)
+    assert len(started) == len(set(started))
+    kept = {seed for seed, success in attempts(points).items() if success}
+    assert not kept & set(started)
+    assert {seed for seed, success in attempts(points).items() if not success} < set(started)
 
 
 def test_another_plan_is_refused_and_nothing_is_lost(points):
@@ -140,17 +168,15 @@ def test_another_plan_is_refused_and_nothing_is_lost(points):
         (PLAN_FILE, b"[" * 100_000, "collection.json is nested 100000 levels"),
         (PLAN_FILE, b'{"env": "\xe9"}', "collection.json is not UTF-8"),
         (PLAN_FILE, b'{"surplus": 1}', "surplus: 1 there, None given"),
-        (ATTEMPTS_FILE, b"null\n", "attempts.jsonl:1"),
-        (ATTEMPTS_FILE, b'{"seed": 1000000}\n', "attempts.jsonl:1 has 3 faults"),
-        (ATTEMPTS_FILE, b"[" * 100_000 + b"\n", "attempts.jsonl:1 is nested"),
-        (ATTEMPTS_FILE, b'{"seed": 7, "init_state_id": 0, "success": true, "steps": 3}\n',
-         "has the seed 7, expected 1000000"),
+        (ATTEMPTS, b"null\n", "attempts.jsonl:1"),
+        (ATTEMPTS, b'{"seed": 1000000}\n', "outcome: Field required"),
+        (ATTEMPTS, b"[" * 100_000 + b"\n", "attempts.jsonl:1 is nested"),
     ],
 )  # fmt: skip
 def test_corrupted_notes_of_a_collection_are_one_message(points, tmp_path, name, content, said):
     root = shutil.copytree(points, tmp_path / "set")
     (root / name).write_bytes(content)
-    with pytest.raises(ProtocolError, match=said):
+    with pytest.raises((ProtocolError, DatasetError), match=said):
         collect(POINT, root)
     assert data_files(root) == data_files(points)
 
@@ -180,15 +206,15 @@ def test_an_attempt_that_raises_ends_the_collection_and_keeps_the_rest(tmp_path,
     with pytest.raises(ProtocolError, match="raised RuntimeError: the expert broke"):
         collect(plan, tmp_path / "set")
     broken.unlink()
-    assert collect(plan, tmp_path / "set").episodes == 4
+    assert collect(plan, tmp_path / "set").kept == 4
 
 
 def test_each_plan_has_its_own_limit_of_steps(policies):
     """Two plans in one process: the second does not act in the environment of the first."""
     seeds = range(POINT.first_seed, POINT.first_seed + 3)
     short = CollectionPlan(**{**vars(POINT), "max_steps": 3})
-    assert not any(run_attempt(short, seed).success for seed in seeds)
-    assert any(run_attempt(POINT, seed).success for seed in seeds)
+    assert not any(run_attempt(short, seed).outcome.success for seed in seeds)
+    assert any(run_attempt(POINT, seed).outcome.success for seed in seeds)
 
 
 def test_actions_stay_within_the_action_space_and_not_within_another():
@@ -213,5 +239,7 @@ def test_held_back_starts_stay_unseen(libero_assets):
         env="dzrobot/libero_object-v0", embodiment=ROBOT.tag, max_steps=1, starts=(41, 42),
         env_arguments={"cameras": False, "task_id": 3},
     )  # fmt: skip
-    begun = [run_attempt(plan, plan.first_seed + number).init_state_id for number in range(3)]
+    begun = [
+        run_attempt(plan, plan.first_seed + number).outcome.init_state_id for number in range(3)
+    ]
     assert begun == [41, 42, 41]

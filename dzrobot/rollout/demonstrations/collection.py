@@ -4,33 +4,35 @@ Attempts are numbered; attempt ``k`` starts from seed ``first_seed + k`` and its
 that seed, so the dataset does not depend on the number of workers or on interruptions.
 """
 
-import itertools
 import json
 import multiprocessing
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.cluster import Cluster, Needs
-from dzrobot.documents import parse_json, read_json, shorten
+from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ErrorCapture, ProtocolError
-from dzrobot.files import append_line, explained, whole_lines, write_json
+from dzrobot.files import explained, write_json
 from dzrobot.process import end_with_parent
 from dzrobot.recording import EpisodeWriter, formats
-from dzrobot.rollout.demonstrations.record import NO_START, NoisyActions
-from dzrobot.rollout.demonstrations.tally import most_attempts
+from dzrobot.rollout.demonstrations.record import (
+    NO_START,
+    NoisyActions,
+    RecordedEpisode,
+    why_it_failed,
+)
+from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_attempts
 from dzrobot.rollout.environment import (
     accepted,
     check_fits,
@@ -38,12 +40,10 @@ from dzrobot.rollout.environment import (
     made_environment,
     needed_robot,
 )
-from dzrobot.rollout.episode import EpisodeRules, run_episode
+from dzrobot.rollout.episode import EpisodeResult, EpisodeRules, run_episode
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
-from dzrobot.rollout.protocol import Count
 
 PLAN_FILE = formats.COLLECTION
-ATTEMPTS_FILE = Path("meta") / "collection_attempts.jsonl"
 
 SIMULATOR = Needs(cpus=1)
 """What an attempt occupies on a cluster."""
@@ -97,29 +97,11 @@ class CollectionPlan:
 class Attempt:
     """One attempt as a worker hands it back."""
 
-    seed: int
-    init_state_id: int
-    success: bool
+    outcome: EpisodeResult
+    """Its success is that the goal held for as long as the plan says."""
+
     frames: list[tuple[dict[str, Any], np.ndarray]]
-
-
-class LoggedAttempt(BaseModel):
-    """A line of the list of attempts."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    seed: Count
-    init_state_id: Annotated[int, Field(strict=True)]
-    success: Annotated[bool, Field(strict=True)]
-    steps: Count
-
-
-@dataclass(frozen=True)
-class CollectionProgress:
-    """How far a collection is."""
-
-    attempts: int
-    episodes: int
+    """What was seen and what was chosen; empty of a failure."""
 
 
 def collect(
@@ -128,8 +110,8 @@ def collect(
     *,
     format: tuple[str, bool] = ("v2.1", False),  # noqa: A002
     workers: int | Cluster = 1,
-    report: Callable[[CollectionProgress], None] = lambda _: None,
-) -> CollectionProgress:
+    report: Callable[[Tally], None] = lambda _: None,
+) -> Tally:
     """Record ``plan.episodes`` successes in ``root``; run again after an interruption to resume.
 
     Args:
@@ -147,32 +129,34 @@ def collect(
     robot = _robot(plan)
     load_factory(_policy_name(plan))
     version, video = format
-    with ExitStack() as stack:
-        writer = stack.enter_context(
-            EpisodeWriter(root, robot, fps=robot.timing.control_hz, version=version, video=video)
-        )
+    goal = RecordingGoal(
+        episodes=plan.episodes, first_seed=plan.first_seed,
+        advice="lower --noise, or raise --max-steps",
+    )  # fmt: skip
+    with (
+        EpisodeWriter(root, robot, fps=robot.timing.control_hz, version=version, video=video)
+        as writer,
+        _pool(workers) as pool,
+    ):  # fmt: skip
         _keep_plan(plan, root, robot)
-        done = _done(plan, root)
-        logged = sum(done)
-        if logged >= plan.episodes:
-            return CollectionProgress(len(done), writer.episodes)
-        attempts = _attempts(plan, len(done), stack.enter_context(_pool(workers)))
-        for number, attempt in enumerate(attempts, start=len(done)):
-            if attempt.success:
-                logged += 1
-                if logged > writer.episodes:
-                    _save(writer, attempt)
-            _log_attempt(root, attempt)
-            progress = CollectionProgress(number + 1, writer.episodes)
-            report(progress)
-            if logged >= plan.episodes:
-                return progress
-            if number >= most_attempts(plan.episodes):
-                raise DatasetError(
-                    f"{progress.attempts} attempts gave {progress.episodes} successes of "
-                    f"{plan.episodes} asked for: lower --noise, or raise --max-steps"
-                )
-        raise AssertionError("attempts do not end by themselves")
+        made = _made_ahead(plan, pool, Tally.of(root, writer.episodes).seeds)
+        return record_attempts(
+            writer, lambda seed: _committed(writer, made(seed), seed), goal,
+            report=lambda _, tally: report(tally),
+        )  # fmt: skip
+
+
+def _committed(writer: EpisodeWriter, attempt: Attempt, seed: int) -> RecordedEpisode:
+    """Add the episode of a success to the dataset."""
+    outcome = attempt.outcome
+    if outcome.success:
+        for observation, action in attempt.frames:
+            writer.add_frame(observation, action)
+        start = NO_START if outcome.init_state_id is None else outcome.init_state_id
+        writer.save_episode(success=True, seed=seed, init_state_id=start)
+    return RecordedEpisode(
+        outcome, outcome.steps, kept=outcome.success, reason=why_it_failed(outcome)
+    )
 
 
 class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -219,27 +203,38 @@ def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     env = DemonstrationEnv(NoisyActions(_environment(plan), plan.noise), plan)
     rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
     outcome = run_episode(env, PrivilegedActor(_policy_name(plan), seed), rules)
-    start = NO_START if outcome.init_state_id is None else outcome.init_state_id
-    return Attempt(seed, start, env.succeeded, env.frames if env.succeeded else [])
+    return Attempt(replace(outcome, success=env.succeeded), env.frames if env.succeeded else [])
 
 
 def _policy_name(plan: CollectionPlan) -> str:
     return EXPERT if plan.policy == "expert" else plan.policy
 
 
-def _attempts(plan: CollectionPlan, first: int, pool: "_AttemptPool") -> Iterator[Attempt]:
-    """Yield attempts in order, however many run at the same time."""
-    waiting: deque[Callable[[], Attempt]] = deque()
-    for seed in itertools.count(plan.first_seed + first):
-        while len(waiting) < 2 * pool.size:
-            waiting.append(pool.start(plan, seed + len(waiting)))
+def _made_ahead(
+    plan: CollectionPlan, pool: "_AttemptPool", done: Set[int]
+) -> Callable[[int], Attempt]:
+    """Return what makes the attempt of a seed while those of the next seeds run beside it.
+
+    Args:
+        plan: What to collect.
+        pool: Where attempts run.
+        done: Seeds that are not made again.
+    """
+    waiting: dict[int, Callable[[], Attempt]] = {}
+
+    def made(seed: int) -> Attempt:
+        for number in range(seed, seed + 2 * pool.size):
+            if number not in waiting and number not in done:
+                waiting[number] = pool.start(plan, number)
         with ErrorCapture() as caught:
-            attempt = waiting.popleft()()
+            attempt = waiting.pop(seed)()
         if caught.failure is not None:
             raise ProtocolError(
                 f"the attempt of seed {seed} raised {caught.failure.error}; earlier ones are kept"
             )
-        yield attempt
+        return attempt
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -348,42 +343,3 @@ def _keep_plan(plan: CollectionPlan, root: Path, robot: Embodiment) -> None:
         raise ProtocolError(
             f"{root} was collected differently ({'; '.join(different)}): use another folder"
         )
-
-
-def _done(plan: CollectionPlan, root: Path) -> list[bool]:
-    """Return whether each attempt of the list succeeded.
-
-    Raises:
-        ProtocolError: a line is not an attempt, or not the one of its place.
-    """
-    path = root / ATTEMPTS_FILE
-    with explained(f"record to {root}", DatasetError):
-        lines = whole_lines(path)
-    done = []
-    for number, line in enumerate(lines):
-        where = f"{path}:{number + 1}"
-        attempt = parse_json(line, LoggedAttempt, where, ProtocolError)
-        if attempt.seed != plan.first_seed + number:
-            raise ProtocolError(
-                f"{where} has the seed {attempt.seed}, expected {plan.first_seed + number}: lines "
-                "are missing or of another collection; use another folder"
-            )
-        done.append(attempt.success)
-    return done
-
-
-def _log_attempt(root: Path, attempt: Attempt) -> None:
-    line = {
-        "seed": attempt.seed,
-        "init_state_id": attempt.init_state_id,
-        "success": attempt.success,
-        "steps": len(attempt.frames),
-    }
-    with explained(f"record to {root}", DatasetError):
-        append_line(root / ATTEMPTS_FILE, json.dumps(line))
-
-
-def _save(writer: EpisodeWriter, attempt: Attempt) -> None:
-    for observation, action in attempt.frames:
-        writer.add_frame(observation, action)
-    writer.save_episode(success=True, seed=attempt.seed, init_state_id=attempt.init_state_id)

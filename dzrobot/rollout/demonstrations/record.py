@@ -43,12 +43,12 @@ class RecordedEpisode:
 
     outcome: EpisodeResult
     frames: int
-    measured_hz: float
-    """Frames per second that the loop reached."""
-
-    late_steps: int
-    abort: str
     kept: bool
+    measured_hz: float = 0.0
+    """Frames per second that the loop reached; 0: no clock was read."""
+
+    late_steps: int = 0
+    abort: str = ""
     reason: str = ""
     """Why it failed; empty of a success."""
 
@@ -177,7 +177,7 @@ def record_episode(
     abort = str((outcome.robot or {}).get("abort", ""))
     kept = (keep_all or outcome.success) and outcome.ended != DISCARDED
     measured = outcome.steps / max(seconds, 1e-9)
-    reason = "" if outcome.success else _reason(outcome, str(env.info.get("abort_message", "")))
+    reason = why_it_failed(outcome, str(env.info.get("abort_message", "")))
     if kept:
         writer.save_episode(
             success=outcome.success,
@@ -194,13 +194,18 @@ def record_episode(
     else:
         writer.discard()
     return RecordedEpisode(
-        outcome, outcome.steps, measured, late, abort, kept, reason, env.interventions,
+        outcome, outcome.steps, kept, measured, late, abort, reason, env.interventions,
         env.watch.warnings(),
     )  # fmt: skip
 
 
-def _reason(outcome: EpisodeResult, abort_message: str) -> str:
-    """Return why an episode failed: a person's words, else the policy's or the environment's."""
+def why_it_failed(outcome: EpisodeResult, abort_message: str = "") -> str:
+    """Return why an episode failed: a person's words, else the policy's or the environment's.
+
+    Empty where it succeeded.
+    """
+    if outcome.success:
+        return ""
     reason = str((outcome.robot or {}).get("reason", ""))
     failed = "" if outcome.policy_failure is None else outcome.policy_failure.error
     return reason or failed or outcome.failure_class or abort_message or outcome.ended

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.progress import TimeLeft
+from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.catalog import episode_facts
 from dzrobot.recording.formats import LostAttempt
 from dzrobot.recording.lists import lost_attempts, note_lost
@@ -43,6 +44,9 @@ class RecordingGoal:
 
     first_seed: int = 0
     """Seed of the first attempt's start; each takes the next one that no attempt had."""
+
+    advice: str = "look at the reasons, or give --attempts N to end after so many"
+    """What to do where hardly anything succeeds."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,38 @@ def record_session(
     ready: Callable[[Tally], None] = lambda _: None,
     report: Callable[[RecordedEpisode, Tally], None] = lambda *_: None,
 ) -> Tally:
+    """Record what ``actor`` does until ``goal`` is reached; see :func:`record_attempts`.
+
+    Args:
+        env: Says where it records to.
+        actor: What acts.
+        goal: What is wanted.
+        ready: Called before every attempt.
+        report: Called after every attempt, once it is on the disk.
+    """
+
+    def attempt(seed: int) -> RecordedEpisode:
+        rules = EpisodeRules(seed=seed)
+        return record_episode(env, actor, env.writer, rules, keep_all=goal.keep_failures)
+
+    return record_attempts(env.writer, attempt, goal, ready=ready, report=report)
+
+
+def record_attempts(
+    writer: EpisodeWriter,
+    attempt: Callable[[int], RecordedEpisode],
+    goal: RecordingGoal,
+    *,
+    ready: Callable[[Tally], None] = lambda _: None,
+    report: Callable[[RecordedEpisode, Tally], None] = lambda *_: None,
+) -> Tally:
     """Record until ``goal`` is reached; run again after an interruption to continue.
 
     What a person discards is recorded again, from the same start.
 
     Args:
-        env: Says where it records to.
-        actor: What acts.
+        writer: The dataset.
+        attempt: Makes the attempt of a seed, and commits it to ``writer`` where it is kept.
         goal: What is wanted.
         ready: Called before every attempt.
         report: Called after every attempt, once it is on the disk.
@@ -130,7 +159,6 @@ def record_session(
         StoppedError: the arm was stopped; the episode under way is kept as its outcome says.
         DatasetError: hardly anything succeeds, or the disk is full; then the same call continues.
     """
-    writer = env.writer
     tally, next_seed = Tally.of(writer.root, writer.episodes), goal.first_seed
     for tried in itertools.count():
         if tally.reaches(goal):
@@ -138,13 +166,11 @@ def record_session(
         if goal.attempts is None and tried >= most_attempts(goal.episodes or 0):
             raise DatasetError(
                 f"{tried} attempts of this run gave {tally.kept} successes of {goal.episodes} "
-                "asked for: look at the reasons, or give --attempts N to end after so many"
+                f"asked for: {goal.advice}"
             )
         ready(tally)
         seed = next_seed = next(n for n in itertools.count(next_seed) if n not in tally.seeds)
-        done = record_episode(
-            env, actor, writer, EpisodeRules(seed=seed), keep_all=goal.keep_failures
-        )
+        done = attempt(seed)
         if not done.kept:
             note_lost(writer.root, _lost(done, seed))
         tally = tally.after(done, seed)
