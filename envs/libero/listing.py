@@ -1,11 +1,15 @@
 """What is known of tasks before a simulator is opened: instruction, goal, starts, objects."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from dzrobot.envs.libero.assets import assets_folder, manifest, pro_manifest
+from dzrobot.envs.libero.assets import assets_folder, manifest, needed, pro_manifest, verify
 from dzrobot.envs.libero.bddl import ProblemFile
 from dzrobot.envs.libero.install import libero_folder
 from dzrobot.envs.libero.suites import (
@@ -17,8 +21,26 @@ from dzrobot.envs.libero.suites import (
     load_task,
     suite_root,
 )
-from dzrobot.envs.libero.task_packages import PLUS, PRO, object_models, scene_classes
+from dzrobot.envs.libero.task_packages import (
+    PLUS,
+    PRO,
+    TaskPackage,
+    object_models,
+    scene_classes,
+)
+from dzrobot.envs.mujoco.simulator import (
+    MUJOCO,
+    ROBOSUITE,
+    check_rendering,
+    check_versions,
+    choose_backend,
+    import_robosuite,
+    installed,
+)
 from dzrobot.errors import SimulatorError, find, preview
+
+_FEW = 2
+"""Reasons that a row of the list shows with the names in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,3 +209,101 @@ def _listed(task: Task, classes: _Classes, read: _Files) -> ListedTask:
     if task.variant is not None and task.variant.noise:
         faults.append(f"sensor noise of {PLUS.title} is not implemented")
     return ListedTask(task=task, language=language, starts=starts, faults=tuple(faults))
+
+
+def suite_rows(suite: str, tasks: Sequence[ListedTask]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for every axis of a suite."""
+    for axis in dict.fromkeys(task.task.axis for task in tasks):
+        own = [task for task in tasks if task.task.axis == axis]
+        faults = Counter(fault for task in own for fault in task.faults)
+        if len(faults) > _FEW:
+            faults = Counter(_kind(fault) for task in own for fault in task.faults)
+        yield (
+            suite,
+            axis or "",
+            f"{len(own)}",
+            f"{sum(not task.faults for task in own)}",
+            f"{sum(task.has_own_language for task in own)}",
+            _span([task.starts for task in own]),
+            "; ".join(f"{count} x {fault}" for fault, count in faults.items()),
+        )
+
+
+def runnable(tasks: Sequence[ListedTask]) -> Iterator[str]:
+    """Yield the tasks of every axis that can be run, as ``--tasks`` takes them."""
+    for axis in dict.fromkeys(task.task.axis for task in tasks):
+        spans: list[list[int]] = []
+        for task in tasks:
+            number = task.task.task_id
+            if task.faults or task.task.axis != axis:
+                continue
+            if spans and spans[-1][1] == number - 1:
+                spans[-1][1] = number
+            else:
+                spans.append([number, number])
+        if spans:
+            told = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+            yield f"{axis or 'all'}: --tasks {told}"
+
+
+def _kind(fault: str) -> str:
+    """Return a fault without the names in it, to be counted."""
+    return re.sub(r"(scene|objects|about) \S.*?(?= are| have| is none|, which|$)", r"\1", fault)
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def checks(suites: Sequence[str]) -> dict[str, Callable[[], str]]:
+    """Return by its name what is looked at before LIBERO runs; each says what it found, or raises.
+
+    Args:
+        suites: Whose assets are needed; none named: all files.
+    """
+    return {
+        "versions": _versions,
+        "hf-libero": lambda: f"{installed('hf-libero') or 'of another package'} in "
+        f"{libero_folder()}",
+        "OpenGL": _opengl,
+        "assets": partial(_assets, suites),
+        **{p.title: partial(_tasks, p) for p in (PRO, PLUS) if p.wheel.is_file()},
+    }  # fmt: skip
+
+
+def _versions() -> str:
+    check_versions()
+    return (
+        f"mujoco {installed('mujoco')} (results are reported with {MUJOCO}), robosuite {ROBOSUITE}"
+    )
+
+
+def _opengl() -> str:
+    origin = "asked for by MUJOCO_GL" if os.environ.get("MUJOCO_GL") else "the default"
+    backend = choose_backend()
+    import_robosuite()
+    check_rendering()
+    return f"{backend} draws ({origin})"
+
+
+def _assets(suites: Sequence[str]) -> str:
+    folder = assets_folder()
+    verdict = verify(folder, needed(suites))
+    if verdict.missing:
+        raise SimulatorError(f"{folder}: {verdict.summary}; run `dzrobot libero setup`.")
+    text = f"{folder}: {verdict.summary}"
+    if verdict.altered:
+        text += ". Scores obtained with it are not LIBERO scores."
+    return text
+
+
+def _tasks(package: TaskPackage) -> str:
+    package.files()
+    text = f"{package.requirement} in {package.wheel.parent}"
+    if package is not PRO:
+        return text
+    verdict = verify(assets_folder(), pro_manifest())
+    if verdict.missing or verdict.altered:
+        raise SimulatorError(f"{verdict.summary}; run `dzrobot libero setup {package.flag}`.")
+    return f"{text}; {verdict.summary}"

@@ -130,6 +130,26 @@ class Comparison:
         cards = [run.card for run in runs]
         return "other" if other_code(*cards) or other_code(*reversed(cards)) else "same"
 
+    def numbers(self) -> dict[str, object]:
+        """Return the numbers of the comparison, as JSON has them."""
+        total = self.total
+        return {
+            "first": self.first.name,
+            "second": self.second.name,
+            "code": self.code,
+            "pairs": total.episodes,
+            "both": total.both,
+            "first_only": list(self.first_only),
+            "second_only": list(self.second_only),
+            "difference": total.difference,
+            "bootstrap_95": [self.low, self.high],
+            "adjusted_95": list(self.adjusted),
+            "p_mcnemar": self.p,
+            "p_holm": self.p_holm,
+            "e": self.e,
+            "decided_after": self.decided_after,
+        }
+
 
 def read_results(folder: Path) -> Results:
     """Return what is in the results folder.

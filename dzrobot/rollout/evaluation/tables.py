@@ -10,8 +10,10 @@ from rich.text import Text
 
 from dzrobot.errors import counted, printable
 from dzrobot.rollout.evaluation.card import codes_of, listed
-from dzrobot.rollout.evaluation.comparison import Comparison
-from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary
+from dzrobot.rollout.evaluation.comparison import Comparison, Results
+from dzrobot.rollout.evaluation.foreign import ForeignResult
+from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize
+from dzrobot.rollout.evaluation.significance import compare_counts, wilson
 from dzrobot.rollout.records import predictions_size
 
 MOST_ROWS = 200
@@ -255,6 +257,66 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     table.caption = (
         "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
         "looked at after every episode; 20 decides at the 5 % level."
+    )
+    return table
+
+
+def unpaired_table(runs: Sequence[Results], what: str, count: tuple[int, int]) -> Table:
+    """Return each run's rate beside a count (successes, episodes) of other episodes.
+
+    Args:
+        runs: What evaluations found.
+        what: Name of the count, for the title.
+        count: Successes and episodes.
+    """
+    table = Table(title=f"against {what}", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for name in (
+        "success",
+        "rate",
+        "95 % (Wilson)",
+        "difference",
+        "95 % (Newcombe)",
+        "p (Boschloo)",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for results in runs:
+        won = sum(bool(record.success) for record in results.finished.values())
+        own = (won, len(results.finished))
+        unpaired = compare_counts(count, own)
+        table.add_row(
+            results.name, f"{own[0]}/{own[1]}", f"{100 * own[0] / own[1]:.1f}",
+            percent_span(*wilson(*own)),
+            f"{100 * unpaired.difference:+.1f}", percent_span(unpaired.low, unpaired.high),
+            f"{unpaired.p:.3g}",
+        )  # fmt: skip
+    table.caption = "That count is of other episodes, and perhaps of another protocol."
+    return table
+
+
+def task_counts(runs: Sequence[Results], result: ForeignResult) -> Table:
+    """Return the tasks that the first run and another program's result have in common."""
+    table = Table(title=f"by task, {result.program}: {result.path}", title_justify="left")
+    for name in ("suite", "task"):
+        table.add_column(name, overflow="fold")
+    for name in (*(run.name for run in runs), result.program):
+        table.add_column(name, justify="right", overflow="fold")
+    summaries = [summarize(run.records.values(), run.cases) for run in runs]
+    rates = [
+        {(row.suite, row.task_id): f"{row.successes}/{row.episodes}" for row in one.rows}
+        for one in summaries
+    ]
+    shared = 0
+    for row in summaries[0].rows:
+        count = result.of(row.suite, row.task_id, row.task)
+        if count is not None:
+            key = (row.suite, row.task_id)
+            own = [one.get(key, "-") for one in rates]
+            table.add_row(row.suite, f"{row.task_id} {row.task}", *own, f"{count[0]}/{count[1]}")
+            shared += 1
+    table.caption = (
+        f"{len(result.tasks) - shared} of its {len(result.tasks)} tasks are not in "
+        f"{runs[0].name}; {result.errors} of its episodes ended with an error and count nowhere."
     )
     return table
 

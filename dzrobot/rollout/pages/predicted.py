@@ -16,8 +16,9 @@ import av
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
-from dzrobot.errors import ProtocolError, printable
+from dzrobot.errors import ConfigError, ProtocolError, printable
 from dzrobot.files import make_folders, write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
@@ -364,3 +365,46 @@ def _won(runs: Sequence[ScoredRun], cases: Sequence[str]) -> list[list[bool]]:
 
 def _mean(numbers: Sequence[float]) -> float | None:
     return float(np.mean(numbers)) if numbers else None
+
+
+def predictions_table(runs: Sequence[Results]) -> Table:
+    """Return how far predicted video goes along with success.
+
+    Raises:
+        ConfigError: a run has kept no predictions.
+    """
+    scored = [ScoredRun(name=run.name, results=run, scores=quick_scores(run)) for run in runs]
+    for run in scored:
+        if run.results.video != "full":
+            raise ConfigError(
+                f"{run.name} was planned with --video {run.results.video}, which predicts no video"
+            )
+        if not run.values():
+            raise ConfigError(
+                f"{run.name} has no finished episode with predictions: run it with --predictions on"
+            )
+    table = Table(title="predicted video and success", title_justify="left")
+    table.add_column("run", overflow="fold")
+    table.add_column("success", justify="right", no_wrap=True)
+    table.add_column("mean over plans of", overflow="fold")
+    for name in ("in successes", "in failures", "rho", "95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in quality_rows(scored):
+        for quality, along in row.along.items():
+            table.add_row(
+                row.name, f"{row.successes}/{row.episodes}", QUALITIES[quality], *_cells(along)
+            )
+        table.add_section()
+    table.caption = (
+        "rho: Spearman's with success; the interval draws starts, each with all its episodes. "
+        "Failed episodes are longer, and a copied frame scores high where little moves."
+    )
+    return table
+
+
+def _cells(along: Along) -> Iterator[str]:
+    for mean in (along.of_successes, along.of_failures):
+        yield "-" if mean is None else f"{mean:.3g}"
+    found = along.correlation
+    yield "-" if found is None else f"{found.rho:+.2f}"
+    yield "too few" if found is None else f"{found.low:+.2f} to {found.high:+.2f}"
