@@ -76,8 +76,10 @@ def write_taught(
         found = [device.serial for device in list_cameras(workcell.camera_settings())] + list_uvc()
         say(f"cameras: {', '.join(found) or 'none'}")
         env.arm.connect()
-        is_practice = isinstance(workcell, EmulatedWorkcell)
-        taught = teach(env.arm, _Practice(workcell, env.arm, ask, say) if is_practice else ask)
+        guided: Ask = ask
+        if isinstance(workcell, EmulatedWorkcell):
+            guided = _Practice(workcell, env.arm, ask, say)
+        taught = teach(env.arm, guided)
         hand = env.arm.state().flange_to_ee
         cameras = assign(found, env.embodiment.video_keys, ask)
         task = task or ask("The task, as the policy reads it: ").strip()
