@@ -1,12 +1,8 @@
 """``dzrobot record``: episodes on the robot as a LeRobot dataset."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from typing import Any
-
-import gymnasium as gym
+from functools import partial
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import (
@@ -18,48 +14,15 @@ from dzrobot.commands.options.arm import (
     workcell_arguments,
 )
 from dzrobot.diagnostics.recorded import load_recording
-from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.envs.teleop.devices import DEVICES, load_device
-from dzrobot.errors import ConfigError, counted
-from dzrobot.importing import is_reference, load_reference
-from dzrobot.progress import TimeLeft
-from dzrobot.recording import EpisodeWriter
-from dzrobot.recording.checks import too_short
-from dzrobot.rollout.arm.attended import Attended, EndedByDriver, attended
-from dzrobot.rollout.arm.teleoperation import (
-    KEYBOARD_HELP,
-    KEYBOARD_NUMBERS,
-    KeyboardActor,
-    Teleoperator,
-    WatchedPolicy,
-    steering,
-)
-from dzrobot.rollout.demonstrations.record import (
-    CallableActor,
-    NoisyActions,
-    RecordedEnv,
-    RecordedEpisode,
-    ReplayActor,
-)
-from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
-from dzrobot.rollout.environment import (
-    anchored,
-    at_full_speed,
-    look_at,
-    made_environment,
-    needed_robot,
-)
-from dzrobot.rollout.episode import Actor, PolicyActor
-from dzrobot.rollout.facts import EnvironmentFacts, facts_of
-from dzrobot.rollout.policy_spec import (
-    PolicySpec,
-    ResolvedPolicy,
-    beside,
-    load_policy,
-    resolve_policy,
-)
+from dzrobot.envs.teleop.devices import DEVICES
+from dzrobot.errors import ConfigError
+from dzrobot.rollout.arm.recording_run import Driver, RecordingRun, record
+from dzrobot.rollout.arm.teleoperation import KEYBOARD_HELP
+from dzrobot.rollout.demonstrations.tally import RecordingGoal
+from dzrobot.rollout.environment import look_at, needed_robot
+from dzrobot.rollout.policy_spec import PolicySpec
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
@@ -71,9 +34,6 @@ COMMON = (
 
 KEYBOARD = "keyboard"
 """Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
-
-SLOW = 0.95
-"""Share of the control rate below which a recording is called slow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,139 +98,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short, or successes are missing."""
-    given = workcell_arguments(arguments)
-    _read_keyboard(arguments)
-    _check_source(arguments)
-    if arguments.teleop_arg and not arguments.teleop:
-        raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
+    given, driver = workcell_arguments(arguments), _driver(arguments)
     facts = look_at(arguments.env, None, given)
-    needed_robot(arguments.env, facts)
-    check_full_speed(arguments, facts, by_person=_is_steered(arguments))
-    given = at_full_speed(given, facts)
-    found = _found_policy(arguments, facts)
-    if found is not None:
-        given = {**anchored(arguments.env, found.robot), **given}
-    env = made_environment(arguments.env, {"max_episode_steps": arguments.max_steps, **given})
-    if found is not None and found.spec.looks:
-        check_conventions(needed_robot(arguments.env, facts_of(env)), found.robot)
-    if arguments.noise:
-        _check_noise(arguments, facts)
-        env = NoisyActions(env, arguments.noise)
-    actor = _actor(arguments, env, facts, found)
+    robot = needed_robot(arguments.env, facts)
+    steered = not (driver.policy or driver.call or driver.replays)
+    check_full_speed(arguments, facts, by_person=steered)
+    sample, whose = _sample(arguments, robot)
     operator = read_operator(arguments)
     log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
-    with (
-        attended(replace(operator, title="dzrobot record", log=log, asks_reason=True)) as people,
-        closing(env),
-        _ended_by(actor, env) as driven,
-    ):
-        return _record(arguments, people.opened(driven), actor, facts, people)
+    planned = RecordingRun(
+        env=arguments.env, arguments=given, facts=facts, driver=driver, goal=_goal(arguments),
+        max_steps=arguments.max_steps, sample=sample, whose=whose, output=arguments.output,
+        format=(arguments.version, arguments.video),
+        operator=replace(operator, title="dzrobot record", log=log, asks_reason=True),
+    )  # fmt: skip
+    return 0 if record(planned, print) else 1
 
 
-def _ended_by(actor: Actor, env: gym.Env[Any, Any]) -> AbstractContextManager[gym.Env[Any, Any]]:
-    """Return what yields ``env``, whose episodes end when whoever drives it wants that."""
-    if isinstance(actor, Teleoperator | WatchedPolicy):
-        return steering(actor if isinstance(actor, Teleoperator) else actor.person, env)
-    if isinstance(actor, KeyboardActor):
-        return nullcontext(EndedByDriver(env, actor.wants_end))
-    return nullcontext(env)
-
-
-def _read_keyboard(arguments: argparse.Namespace) -> None:
-    """Take ``--teleop keyboard`` for ``--keyboard``."""
-    if arguments.teleop != KEYBOARD:
-        return
-    if arguments.policy:
+def _driver(arguments: argparse.Namespace) -> Driver:
+    """Return what drives, as the flags say."""
+    by_keys, policy = arguments.teleop == KEYBOARD, None
+    if by_keys and arguments.policy:
         raise ConfigError(
             f"--policy with --teleop {KEYBOARD}: a key cannot be held down, so it is not known "
             f"when it takes over; give one of {', '.join(DEVICES)}"
         )
-    if arguments.keyboard:
+    if by_keys and arguments.keyboard:
         raise ConfigError(f"--keyboard and --teleop {KEYBOARD} are the same; give one")
-    arguments.keyboard, arguments.teleop = True, None
-
-
-def _check_source(arguments: argparse.Namespace) -> None:
-    others = (arguments.keyboard, arguments.replay, arguments.call)
-    alone = [bool(one) for one in (*others, arguments.policy, arguments.teleop)]
-    if not any(alone) or (arguments.teleop and any(others)):
-        raise ConfigError(
-            "say what acts: one of --keyboard, --teleop, --policy, --replay and --call, or "
-            "--policy with --teleop, where a person takes over"
-        )
-
-
-def _is_steered(arguments: argparse.Namespace) -> bool:
-    """Return whether a person alone drives."""
-    return not (arguments.policy or arguments.call or arguments.replay)
-
-
-def _found_policy(arguments: argparse.Namespace, facts: EnvironmentFacts) -> ResolvedPolicy | None:
-    """Return the policy that acts, not yet loaded; None: none does."""
-    if not arguments.policy:
-        return None
-    wanted = PolicySpec(name=arguments.policy, device=arguments.device)
-    return resolve_policy(wanted, facts.robot, exact=facts.moves_an_arm)
-
-
-def _check_noise(arguments: argparse.Namespace, facts: EnvironmentFacts) -> None:
-    if facts.is_real:
-        raise ConfigError(
-            f"--noise {arguments.noise:g} moves a real arm in ways that were not asked for: leave "
-            "it out; it is for emulated arms and simulators"
-        )
-    if not arguments.policy:
-        raise ConfigError("--noise is on what a policy does: give --policy, or leave it out")
-
-
-def _record(
-    arguments: argparse.Namespace,
-    env: gym.Env[Any, Any],
-    actor: Actor,
-    facts: EnvironmentFacts,
-    people: Attended,
-) -> int:
-    robot = needed_robot(arguments.env, facts)
-    hz = facts.control_hz or robot.timing.control_hz
-    # A simulator's own clock is never late.
-    expected_hz = hz if facts.moves_an_arm else 0.0
-    goal = _goal(arguments)
-    left, cut_short, sample = TimeLeft(), 0, _sample(arguments, robot)
-
-    def ready(tally: Tally) -> None:
-        people.progress(f"recording: {tally.shown(goal, left)}")
-
-    def report(done: RecordedEpisode, tally: Tally) -> None:
-        nonlocal cut_short
-        cut_short += bool(done.abort)
-        print(_line(done))
-        for warning in _warnings(done, expected_hz, sample) if done.kept else ():
-            people.warn(warning)
-            print(f"  WARNING: {warning}")
-        print(f"  {tally.shown(goal, left)}")
-
-    with EpisodeWriter(
-        arguments.output, robot, fps=hz, version=arguments.version, video=arguments.video
-    ) as writer:
-        intervened = (lambda: actor.intervened) if isinstance(actor, WatchedPolicy) else None
-        recorded = RecordedEnv(env, writer, intervened, _facts(arguments))
-        tally = record_session(recorded, actor, goal, ready=ready, report=report)
-        print(
-            f"{counted(writer.episodes, 'episode')} in {arguments.output}: {tally.kept} kept as "
-            f"successes, {counted(tally.failures, 'failure')}, {tally.discarded} discarded"
-        )
-    missing = goal.episodes is not None and tally.kept < goal.episodes
-    return 1 if cut_short or missing else 0
-
-
-def _facts(arguments: argparse.Namespace) -> dict[str, float | str]:
-    """Return how episodes are made, as far as their rows do not show it."""
-    facts: dict[str, float | str] = {}
-    if arguments.teleop:
-        facts["teleop"] = arguments.teleop
-    if arguments.noise:
-        facts["noise"] = arguments.noise
-    return facts
+    if arguments.policy:
+        policy = PolicySpec(name=arguments.policy, device=arguments.device)
+    replays = None
+    if arguments.replay:
+        replays = partial(load_recording, *arguments.replay)
+    return Driver(
+        keyboard=arguments.keyboard or by_keys, replays=replays, call=arguments.call or None,
+        policy=policy, device=None if by_keys else arguments.teleop or None,
+        settings=arguments.teleop_arg, noise=arguments.noise,
+    )  # fmt: skip
 
 
 def _goal(arguments: argparse.Namespace) -> RecordingGoal:
@@ -293,71 +157,3 @@ def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, s
     sections = recipe_sections(arguments.recipe)
     planned, _, _ = robot_of_run(robot.tag, [str(arguments.output)], sections)
     return planned.timing, f"{robot.tag} in the recipe {arguments.recipe}"
-
-
-def _line(done: RecordedEpisode) -> str:
-    status = "kept" if done.kept else "not kept"
-    text = f"{counted(done.frames, 'frame')}, {done.outcome.ended}, {status}"
-    if done.reason not in ("", done.outcome.ended):
-        text += f": {done.reason}"
-    if done.interventions:
-        text += f"; a person acted in {done.interventions} of them"
-    return text
-
-
-def _warnings(done: RecordedEpisode, hz: float, sample: tuple[Timing, str]) -> Iterator[str]:
-    """Yield what training cannot use of an episode."""
-    timing, whose = sample
-    if done.measured_hz < SLOW * hz:
-        yield (
-            f"{done.measured_hz:.1f} frames per second instead of {hz:g} ("
-            f"{counted(done.late_steps, 'late step')}): motion will look faster in the "
-            "dataset than it was"
-        )
-    if too_short(done.frames, timing):
-        yield (
-            f"too short to train on: {counted(done.frames, 'frame')}, a sample of {whose} takes "
-            f"{timing.rows_needed} ({timing.blocks} blocks of {timing.action_horizon} actions)"
-        )
-    yield from done.warnings
-
-
-def _actor(
-    arguments: argparse.Namespace,
-    env: gym.Env[Any, Any],
-    facts: EnvironmentFacts,
-    found: ResolvedPolicy | None,
-) -> Actor:
-    own = needed_robot(arguments.env, facts)
-    if arguments.keyboard:
-        if own.action_dim != KEYBOARD_NUMBERS:
-            raise ConfigError(
-                f"--keyboard drives arms of {KEYBOARD_NUMBERS} numbers (6 of the hand, 1 of the "
-                f"gripper), {own.tag} has {own.action_dim}; give --call MODULE:FUNCTION"
-            )
-        return KeyboardActor()
-    person = None
-    if arguments.teleop:
-        device = load_device(arguments.teleop, arguments.teleop_arg, env)
-        if arguments.policy and device.gives == "guidance":
-            raise ConfigError(
-                f"--policy with --teleop {arguments.teleop}: an arm that follows a policy cannot "
-                "yield to a hand in between; take over by spacemouse or gamepad"
-            )
-        person = Teleoperator(device, env)
-        if not arguments.policy:
-            return person
-    if arguments.replay:
-        folder, episode = arguments.replay
-        return ReplayActor(load_recording(folder, episode, own, facts).actions, own)
-    if arguments.call:
-        if not is_reference(arguments.call):
-            raise ConfigError(f"--call {arguments.call!r}: write MODULE:FUNCTION")
-        return CallableActor(load_reference(arguments.call, "--call", Callable))
-    assert found is not None, "nothing else acts"
-    policy = load_policy(found).policy
-    if policy is None:
-        assert found.spec.in_worker is not None, "it lives beside its environment"
-        policy = beside(found.spec.in_worker, env)
-    acting = PolicyActor(policy=policy)
-    return acting if person is None else WatchedPolicy(acting, person)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dzrobot.commands.record import SLOW
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.franka import diagnostics
 from dzrobot.envs.franka.env import FrankaEnv
@@ -11,6 +10,7 @@ from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera, FakeGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.safeguards.arm_check import ArmReport
 from dzrobot.recording import EpisodeWriter
+from dzrobot.rollout.arm.recording_run import SLOW
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
 from dzrobot.rollout.episode import EpisodeRules
 
