@@ -278,6 +278,7 @@ def _warnings(done: RecordedEpisode, hz: float, run: RecordingRun) -> Iterator[s
     if too_short(done.frames, timing):
         yield (
             f"too short to train on: {counted(done.frames, 'frame')}, a sample of {run.whose} "
-            f"takes {timing.rows_needed} ({timing.blocks} blocks of {timing.action_horizon} actions)"
+            f"takes {timing.rows_needed} ({timing.blocks} blocks of {timing.action_horizon} "
+            "actions)"
         )
     yield from done.warnings
