@@ -169,7 +169,7 @@ def test_another_plan_is_refused_and_nothing_is_lost(points):
         (PLAN_FILE, b'{"env": "\xe9"}', "collection.json is not UTF-8"),
         (PLAN_FILE, b'{"surplus": 1}', "surplus: 1 there, None given"),
         (ATTEMPTS, b"null\n", "attempts.jsonl:1"),
-        (ATTEMPTS, b'{"seed": 1000000}\n', "outcome: Field required"),
+        (ATTEMPTS, b'{"seed": 1000000}\n', "outcome: is missing"),
         (ATTEMPTS, b"[" * 100_000 + b"\n", "attempts.jsonl:1 is nested"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -169,22 +169,20 @@ def beside_lerobot(data: TrainingData, python: str, repeats: int) -> list[Measur
     keys = [key for key in drawn if data.locate(key.sample_id)[1] is reader][:repeats]
     theirs = _lerobot_ms(data, python, keys)
     data[keys[0]]
-    own = [_processor_ms(lambda key=key: data[key]) for key in keys]
-    ratios = [other / mine for other, mine in zip(theirs, own, strict=True)]
+    own = []
+    for key in keys:
+        start = time.process_time()
+        data[key]
+        own.append(1000 * (time.process_time() - start))
+    ratios = tuple(other / mine for other, mine in zip(theirs, own, strict=True))
+    name = "whole sample"
     return [
-        Measurement(name=name, unit=unit, values=tuple(values), better=better)
-        for name, unit, values, better in (
-            ("whole sample, processor", "ms", own, "less"),
-            ("whole sample, LeRobot", "ms", theirs, "neither"),
-            ("whole sample, LeRobot over this package", "x", ratios, "more"),
-        )
+        Measurement(name=f"{name}, processor", unit="ms", values=tuple(own), better="less"),
+        Measurement(name=f"{name}, LeRobot", unit="ms", values=tuple(theirs), better="neither"),
+        Measurement(
+            name=f"{name}, LeRobot over this package", unit="x", values=ratios, better="more"
+        ),
     ]
-
-
-def _processor_ms(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return 1000 * (time.process_time() - start)
 
 
 def _lerobot_ms(data: TrainingData, python: str, keys: Sequence[SampleKey]) -> list[float]:

@@ -136,7 +136,7 @@ class Driver:
 
     def episode_facts(self) -> dict[str, float | str]:
         """Return how episodes are made, as far as their rows do not show it."""
-        known = {"teleop": self.device or "", "noise": self.noise}
+        known: dict[str, float | str] = {"teleop": self.device or "", "noise": self.noise}
         return {name: value for name, value in known.items() if value}
 
 
