@@ -348,42 +348,48 @@ def test_the_bundled_policy_is_measured_and_compared_with_its_own_result(tmp_pat
     assert "parts" in capsys.readouterr().err
 
 
-def test_lerobot_reads_the_rows_that_are_read_here(tmp_path, monkeypatch):
-    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
-    asked, python = tmp_path / "asked.json", tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat > {asked}\necho '[4000.0, 8000.0]'\n")
-    python.chmod(0o755)
-    config, _ = asked_recipe(BenchSettings(lerobot=str(python)), tmp_path)
-    initial = open_initial_weights(config.model, config.runner.seed)
-    data = open_datasets(config, initial.metadata).train
-    own, theirs, ratio = beside_lerobot(data, str(python), 2)
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """Return recordings of noise as the part of data opens them beside LeRobot."""
+    folder = tmp_path_factory.mktemp("noise")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DZROBOT_CACHE", str(folder / "cache"))
+        config, _ = asked_recipe(BenchSettings(lerobot="python"), folder)
+        return open_datasets(config, open_initial_weights(config.model, 0).metadata).train
+
+
+def python_that(folder, script):
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_lerobot_reads_the_rows_that_are_read_here(noise, tmp_path):
+    asked = tmp_path / "asked.json"
+    python = python_that(tmp_path, f"cat > {asked}; echo '[4000.0, 8000.0]'")
+    own, theirs, ratio = beside_lerobot(noise, python, 2)
     assert theirs.values == (4000.0, 8000.0)
     assert ratio.values == tuple(b / a for a, b in zip(own.values, theirs.values, strict=True))
 
     given = json.loads(asked.read_text())
     info = json.loads((Path(given["root"]) / "meta/info.json").read_text())
     assert info["codebase_version"] == "v3.0"
-    # As many numbers of every column as a sample of ours holds, at the same rows.
-    key = data.sample_keys(0, range(20), 20)[0]
-    _, reader, window = data.locate(key.sample_id)
-    sample = reader.window(window)
-    robot = reader.embodiment
+    # As many frames of every camera as a sample of ours holds, at the same rows.
+    key = noise.sample_keys(0, range(20), 20)[0]
+    _, reader, window = noise.locate(key.sample_id)
+    sample, robot = reader.window(window), reader.embodiment
     views = {view.feature: len(sample[view.key]) for view in robot.views}
     assert {name: len(given["deltas"][name]) for name in views} == views
     episode, start = reader.windows.locate(window)
     assert given["rows"][0] == reader.catalog.episodes.offset[episode] + start
 
 
-def test_what_cannot_run_lerobot_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
-    config, _ = asked_recipe(BenchSettings(lerobot="x"), tmp_path)
-    data = open_datasets(config, open_initial_weights(config.model, 0).metadata).train
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho No module named lerobot >&2\nexit 1\n")
-    python.chmod(0o755)
-    for name, said in ((str(python), "No module named lerobot"), ("/no/such/python", "No such")):
+def test_what_cannot_run_lerobot_is_said(noise, tmp_path):
+    python = python_that(tmp_path, "cat > /dev/null; echo No module named lerobot >&2; exit 1")
+    for name, said in ((python, "No module named lerobot"), ("/no/such/python", "No such file")):
         with pytest.raises(ConfigError, match=said):
-            beside_lerobot(data, name, 2)
+            beside_lerobot(noise, name, 2)
 
 
 @pytest.mark.long

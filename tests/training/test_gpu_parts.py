@@ -228,11 +228,18 @@ def test_a_card_decides_what_is_trained(benchmarks):
     assert "106 of 75 GiB" in refused[-1]
 
 
-def test_what_is_run_first_on_a_gpu_runs_on_a_processor():
-    commands = (
-        "kernels", "chunks 5b", "chunks 14b", "train 14b --steps 1",
-        "train 5b --mbs 2 --recompute full --steps 1",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("kernels", "chunks 5b"),
+        pytest.param(
+            ("chunks 14b", "train 14b --steps 1", "train 5b --mbs 2 --recompute full --steps 1"),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["few", "all"],
+)
+def test_what_is_run_first_on_a_gpu_runs_on_a_processor(commands):
     code = "".join(
         f"print({words!r}); assert main(['--tiny', *{words.split()}]) == 0\n" for words in commands
     )
