@@ -13,8 +13,9 @@ from PIL import Image
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError, UnknownNameError
+from dzrobot.recording.catalog import episode_facts
 from dzrobot.recording.formats import ATTEMPTS
-from dzrobot.recording.lists import episode_facts, lost_attempts
+from dzrobot.recording.lists import lost_attempts
 from dzrobot.rollout.demonstrations import collection
 from dzrobot.rollout.demonstrations.collection import (
     PLAN_FILE,
