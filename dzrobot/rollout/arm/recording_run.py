@@ -71,7 +71,7 @@ class Driver:
     """Teleoperation device."""
 
     settings: Sequence[str] = ()
-    """Of the device, each as ``KEY=VALUE``."""
+    """Settings of the device, each as ``KEY=VALUE``."""
 
     noise: float = 0.0
     """Standard deviation of what is added to the actions that are executed."""
