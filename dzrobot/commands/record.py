@@ -18,7 +18,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.arm.recording_run import Driver, RecordingRun, record
+from dzrobot.rollout.arm.recording_run import Driving, RecordingRun, record
 from dzrobot.rollout.arm.teleoperation import KEYBOARD_HELP
 from dzrobot.rollout.demonstrations.tally import RecordingGoal
 from dzrobot.rollout.environment import look_at, needed_robot
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if record(planned, print) else 1
 
 
-def _driver(arguments: argparse.Namespace) -> Driver:
+def _driver(arguments: argparse.Namespace) -> Driving:
     """Return what drives, as the flags say."""
     by_keys, policy = arguments.teleop == KEYBOARD, None
     if by_keys and arguments.policy:
@@ -130,7 +130,7 @@ def _driver(arguments: argparse.Namespace) -> Driver:
     replays = None
     if arguments.replay:
         replays = partial(load_recording, *arguments.replay)
-    return Driver(
+    return Driving(
         keyboard=arguments.keyboard or by_keys, replays=replays, call=arguments.call or None,
         policy=policy, device=None if by_keys else arguments.teleop or None,
         settings=arguments.teleop_arg, noise=arguments.noise,

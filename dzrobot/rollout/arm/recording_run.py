@@ -56,7 +56,7 @@ SLOW = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class Driving:
     """What drives: one of these, or a policy and the device by which a person takes over."""
 
     keyboard: bool = False
@@ -160,7 +160,7 @@ class RecordingRun:
     facts: EnvironmentFacts
     """What was found of it."""
 
-    driver: Driver
+    driver: Driving
     goal: RecordingGoal
     max_steps: int
     """Steps of an episode."""
@@ -169,7 +169,7 @@ class RecordingRun:
     """Which samples episodes are to be long enough for."""
 
     whose: str
-    """Whose samples these are, for people."""
+    """Robot or recipe of these samples, for people."""
 
     output: Path
     """Folder of the dataset."""
