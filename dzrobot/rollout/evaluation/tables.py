@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,10 +11,13 @@ from rich.text import Text
 from dzrobot.errors import counted, printable
 from dzrobot.rollout.evaluation.card import codes_of, listed
 from dzrobot.rollout.evaluation.comparison import Comparison, Results
-from dzrobot.rollout.evaluation.foreign import ForeignResult
 from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize
 from dzrobot.rollout.evaluation.significance import compare_counts, wilson
 from dzrobot.rollout.records import predictions_size
+
+if TYPE_CHECKING:
+    # An evaluation reads no results of other programs.
+    from dzrobot.rollout.evaluation.foreign import ForeignResult
 
 MOST_ROWS = 200
 """Rows of the final table; further tasks are in :data:`SUMMARY_FILE` and in the report only."""
@@ -294,7 +297,7 @@ def unpaired_table(runs: Sequence[Results], what: str, count: tuple[int, int]) -
     return table
 
 
-def task_counts(runs: Sequence[Results], result: ForeignResult) -> Table:
+def task_counts(runs: Sequence[Results], result: "ForeignResult") -> Table:
     """Return the tasks that the first run and another program's result have in common."""
     table = Table(title=f"by task, {result.program}: {result.path}", title_justify="left")
     for name in ("suite", "task"):
