@@ -14,7 +14,7 @@ from pathlib import Path
 import easyhid.easyhid
 
 from dzrobot.envs.teleop.device import TeleopReading
-from dzrobot.envs.teleop.spacemouse import SpaceMouseSource
+from dzrobot.envs.teleop.handheld import SpaceMouseSource
 
 SPACE_NAVIGATOR = (0x46D, 0xC626)
 PATIENCE_S = 60.0

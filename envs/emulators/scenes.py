@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.libero.assets import assets_folder
+from dzrobot.envs.libero.assets import assets_folder, import_libero
 from dzrobot.envs.libero.goal_progress import LIFTED_M
-from dzrobot.envs.libero.install import import_libero
 from dzrobot.envs.mujoco.lift_scene import (
     EMPTY_SCENE,
     LIFT_SCENE,

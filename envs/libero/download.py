@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from dzrobot.envs.libero.assets import (
+    HF_LIBERO,
     VARIABLE,
     Asset,
     assets_folder,
@@ -26,7 +27,6 @@ from dzrobot.envs.libero.assets import (
     verify,
     write_license,
 )
-from dzrobot.envs.libero.install import HF_LIBERO
 from dzrobot.envs.libero.task_packages import PRO, TaskPackage
 from dzrobot.envs.mujoco.simulator import check_versions, installed, numbers
 from dzrobot.errors import SimulatorError

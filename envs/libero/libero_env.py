@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dzrobot.envs.episodes import DRAWN, named_arguments
+from dzrobot.envs.libero.assets import import_libero, libero_folder
 from dzrobot.envs.libero.bddl import AskedGoal, another_goal, asked_goals
 from dzrobot.envs.libero.goal_progress import GoalProgress
-from dzrobot.envs.libero.install import import_libero, libero_folder
 from dzrobot.envs.libero.listing import check_models, refuse_unrunnable
 from dzrobot.envs.libero.perturbations import AXES
 from dzrobot.envs.libero.plus_variants import apply_variant

@@ -9,9 +9,15 @@ from functools import partial
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from dzrobot.envs.libero.assets import assets_folder, manifest, needed, pro_manifest, verify
+from dzrobot.envs.libero.assets import (
+    assets_folder,
+    libero_folder,
+    manifest,
+    needed,
+    pro_manifest,
+    verify,
+)
 from dzrobot.envs.libero.bddl import ProblemFile
-from dzrobot.envs.libero.install import libero_folder
 from dzrobot.envs.libero.suites import (
     PACKAGES,
     SUITES,

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dzrobot.envs.libero.assets import libero_folder
 from dzrobot.envs.libero.bddl import ProblemFile, read_problem
-from dzrobot.envs.libero.install import libero_folder
 from dzrobot.envs.libero.plus_variants import PlusVariant, variant_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
 from dzrobot.errors import ModalityError, SimulatorError, find

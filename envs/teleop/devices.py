@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from dzrobot.configuration import load_config
-from dzrobot.envs.teleop import gamepad, leader, spacemouse
+from dzrobot.envs.teleop import handheld, leader
 from dzrobot.envs.teleop.device import DrivenDevice, Gives, TeleopDevice, TeleopReading
 from dzrobot.envs.teleop.settings import (
     NONE,
@@ -67,15 +67,16 @@ class DeviceKind:
 
 def _spacemouse(config: SpaceMouseConfig) -> TeleopDevice:
     return DrivenDevice(
-        "SpaceMouse", spacemouse.SpaceMouseSource, config,
-        gives="motion", has_deadman=config.deadman is not None, packages=spacemouse.PACKAGES,
+        "SpaceMouse", handheld.SpaceMouseSource, config,
+        gives="motion", has_deadman=config.deadman is not None,
+        packages=handheld.SPACEMOUSE_PACKAGES,
     )  # fmt: skip
 
 
-def _gamepad(config: GamepadConfig) -> TeleopDevice:
+def _gamepad(config: GamepadConfig, gives: Gives = "motion") -> TeleopDevice:
     return DrivenDevice(
-        "gamepad", gamepad.GamepadSource, config,
-        gives="motion", has_deadman=config.deadman is not None, packages=gamepad.PACKAGES,
+        "gamepad", handheld.GamepadSource, config,
+        gives=gives, has_deadman=config.deadman is not None, packages=handheld.GAMEPAD_PACKAGES,
     )  # fmt: skip
 
 
@@ -98,11 +99,7 @@ def _leader(config: LeaderConfig) -> TeleopDevice:
 
 def _hand(config: HandConfig) -> TeleopDevice:
     # The arm shows the motion.
-    held = GamepadConfig(axes=(NONE,) * 6, **config.model_dump())
-    return DrivenDevice(
-        "gamepad", gamepad.GamepadSource, held,
-        gives="guidance", has_deadman=True, packages=gamepad.PACKAGES,
-    )  # fmt: skip
+    return _gamepad(GamepadConfig(axes=(NONE,) * 6, **config.model_dump()), "guidance")
 
 
 DEVICES: Mapping[str, DeviceKind] = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dzrobot.envs.franka.diagnostics import _mode, _states
-from dzrobot.envs.franka.drivers.franka_hand import FrankaHandDriver
+from dzrobot.envs.franka.drivers.franky_library import FrankaHandDriver
 from dzrobot.envs.franka.drivers.gripper import DrivenGripper, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera

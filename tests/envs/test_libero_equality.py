@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dzrobot.envs.libero.install import import_libero
+from dzrobot.envs.libero.assets import import_libero
 from dzrobot.envs.libero.libero_env import LiberoEnv
 from dzrobot.envs.libero.simulated import arm_state
 from dzrobot.envs.libero.suites import load_init_states, load_task

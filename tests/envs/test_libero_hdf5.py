@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.envs.libero.assets import import_libero
 from dzrobot.envs.libero.hdf5 import idle_rows
-from dzrobot.envs.libero.install import import_libero
 from dzrobot.envs.libero.libero_env import LiberoEnv
 from dzrobot.envs.libero.suites import language_of, load_init_states, load_task
 

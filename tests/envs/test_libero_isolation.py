@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot.envs.libero.install import libero_folder
+from dzrobot.envs.libero.assets import libero_folder
 from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
 from dzrobot.errors import DzrobotError, MissingDependencyError, SimulatorError
 

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dzrobot.envs.libero.install import import_libero
+from dzrobot.envs.libero.assets import import_libero
 from dzrobot.envs.libero.simulated import rotation_vector
 from dzrobot.envs.libero.suites import load_init_states, load_task
 from dzrobot.errors import ModalityError, SimulatorError, UnknownNameError

@@ -21,10 +21,9 @@ from pygame._sdl2 import controller
 
 from dzrobot.envs.teleop.device import DeviceLostError, DrivenDevice
 from dzrobot.envs.teleop.devices import load_device
-from dzrobot.envs.teleop.gamepad import GamepadSource
+from dzrobot.envs.teleop.handheld import GamepadSource, SpaceMouseSource
 from dzrobot.envs.teleop.leader import LeaderSource
 from dzrobot.envs.teleop.settings import GamepadConfig, LeaderConfig, SpaceMouseConfig
-from dzrobot.envs.teleop.spacemouse import SpaceMouseSource
 from dzrobot.errors import MissingDependencyError, RobotError
 
 WHOLE = {"dead_zone": 0.0, "translation_gain": 1.0, "rotation_gain": 1.0}

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, require
-from dzrobot.envs.franka.drivers.franka_hand import FrankaHandDriver
 from dzrobot.envs.franka.drivers.franky_driver import HAND_OVER_S, RECOVER_S, FrankyDriver
-from dzrobot.envs.franka.drivers.franky_library import MISSING
+from dzrobot.envs.franka.drivers.franky_library import MISSING, FrankaHandDriver
 from dzrobot.envs.franka.drivers.gripper import DrivenGripper
 from dzrobot.envs.franka.drivers.robotiq import MISSING as MISSING_ROBOTIQ
 from dzrobot.envs.franka.drivers.robotiq import RobotiqDriver
