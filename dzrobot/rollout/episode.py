@@ -380,7 +380,7 @@ def choose(
             count as a result.
     """
 
-    def passes(error: Exception) -> bool:
+    def passes(error: BaseException) -> bool:
         known = isinstance(error, InvalidActionError | PolicyFailedError)
         return known or is_first or not _is_of_the_policy(error)
 
@@ -395,7 +395,7 @@ def choose(
     return PolicyFailure(ended=POLICY_ERROR, error=raised.error, details=raised.details)
 
 
-def _is_of_the_policy(error: Exception) -> bool:
+def _is_of_the_policy(error: BaseException) -> bool:
     """Return whether an error is what a policy did, and not the setup, a device or the machine."""
     if isinstance(error, DzrobotError):
         return isinstance(error, ModalityError)
