@@ -99,8 +99,8 @@ def evaluated(
     """Evaluate on ``actors``, or in the local pool, and return figures and results."""
     from dzrobot.cluster import ClusterOptions, Needs, connected
     from dzrobot.rollout.evaluation.actors import ActorGroup
-    from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-    from dzrobot.rollout.evaluation.planning import EvaluationRequest
+    from dzrobot.rollout.evaluation.evaluate import evaluate
+    from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
     from dzrobot.rollout.policy_spec import PolicySpec
     from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
     from dzrobot.rollout.records import RecordFile

@@ -22,17 +22,18 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.evaluation.card import keep_card
-from dzrobot.rollout.evaluation.evaluate import (
-    EvalProgress,
-    RunOptions,
-    evaluate,
-    prepare,
-)
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import EvalProgress, evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
-from dzrobot.rollout.protocol import PROTOCOLS, EpisodeSpec, EvalSpec, plan_episodes
-from dzrobot.rollout.queue import LocalQueue, environment_key
+from dzrobot.rollout.protocol import (
+    PROTOCOLS,
+    EpisodeSpec,
+    EvalSpec,
+    environment_key,
+    plan_episodes,
+)
+from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import Record, RecordFile
 
 LAST = 100

@@ -22,16 +22,10 @@ from rich.table import Table
 
 from dzrobot.commands.options import flags
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
-from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.asynchronous.execution import Execution, ExecutionOptions, parse_latency
-from dzrobot.rollout.evaluation.evaluate import (
-    Opened,
-    RunOptions,
-    evaluate,
-    prepare,
-)
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.policy_use import read_uses
@@ -120,9 +114,9 @@ def _evaluation(
         policy=PolicySpec(
             name=arguments.checkpoint,
             device=arguments.device,
-            options=PolicyOptions(
-                execute=arguments.execute, history=arguments.history, noise=arguments.noise
-            ),
+            execute=arguments.execute,
+            history=arguments.history,
+            noise=arguments.noise,
         ),
         execution=ExecutionOptions(
             execution=execution, latency=parse_latency(f"steps:{steps}"), **guidance

@@ -41,12 +41,12 @@ from dzrobot.modality import video as video_module
 from dzrobot.policies.dreamzero.checkpoints.load import empty_network
 from dzrobot.policies.dreamzero.network import vae as vae_module
 from dzrobot.policies.dreamzero.network.attention import attend
-from dzrobot.policies.dreamzero.network.config import NetworkConfig, VaeConfig
+from dzrobot.policies.dreamzero.network.config import GenerateOptions, NetworkConfig, VaeConfig
 from dzrobot.policies.dreamzero.network.dit import StepInputs, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import ContextKV, compile_blocks
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
-from dzrobot.policies.dreamzero.network.session import GenerateOptions, KVCache, SessionCache
+from dzrobot.policies.dreamzero.network.session import KVCache, SessionCache
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from websockets.exceptions import (
     ConnectionClosed,
@@ -20,6 +21,7 @@ from websockets.http11 import Request
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+from dzrobot.declared import Flag
 from dzrobot.documents import read_bytes
 from dzrobot.errors import ConfigError, ServerError
 from dzrobot.messages import LARGEST_MESSAGE
@@ -43,18 +45,21 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 class ServerAccess:
     """Where a server listens, and who may connect."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Annotated[str, Flag("address to bind")] = "127.0.0.1"
+    port: Annotated[int, Flag("port to listen on", least=0, most=65535)] = 8000
     """0: the system chooses."""
 
-    api_key: str | None = None
+    api_key: Annotated[str | None, Flag(
+        "whose first line is the server's key (default: the variable DZROBOT_API_KEY)",
+        name="api-key-file", metavar="FILE", kind="path", becomes=lambda file: read_key(file),
+    )] = None  # fmt: skip
     """Key that clients must present; None: any client that reaches the port may connect."""
 
-    insecure: bool = False
+    insecure: Annotated[bool, Flag("let other machines in without a key")] = False
     """Whether other machines may connect without a key."""
 
-    certificate: Path | None = None
-    private_key: Path | None = None
+    certificate: Annotated[Path | None, Flag("certificate of TLS, PEM", name="cert")] = None
+    private_key: Annotated[Path | None, Flag("its private key, PEM", name="key")] = None
     """Files for TLS; both or neither."""
 
     def access_faults(self, what: str) -> list[str]:

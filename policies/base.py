@@ -306,6 +306,10 @@ class Policy:
         kept = self.__kept.get(session)
         return kept is None or not kept.rows
 
+    def report(self) -> str:
+        """Return what is to be said after a run, as the latency of a server; empty: nothing."""
+        return ""
+
     def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
         """Return the plan that ``session`` executes; None: there is none, or it does not say."""
         kept = self.__kept.get(session)

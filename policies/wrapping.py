@@ -98,6 +98,10 @@ class Wrapper(Policy):
         """Return whether the next action of ``session`` takes a plan."""
         return self.policy.plans_next(session=session)
 
+    def report(self) -> str:
+        """Return what is to be said after a run."""
+        return self.policy.report()
+
     def last_plan(self, session: str = DEFAULT_SESSION) -> Plan | None:
         """Return the plan that ``session`` executes."""
         return self.policy.last_plan(session)

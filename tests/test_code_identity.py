@@ -16,8 +16,8 @@ from dzrobot.code_identity import CODE, CodeIdentity, code_with, content_hash, p
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import card_digest, read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate, merge
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile

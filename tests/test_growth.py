@@ -15,12 +15,12 @@ from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.episode_list import list_files, read_rows
 from dzrobot.recording.relabel import Relabeling, drop, relabel
 from dzrobot.rollout.evaluation.comparison import Decision, Results
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.policy_spec import PolicySpec
-from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.queue import LocalQueue, environment_key
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, environment_key, plan_episodes
+from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import Record
 
 SPEC = EvalSpec(

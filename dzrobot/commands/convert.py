@@ -3,8 +3,8 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import add_loose_weights, read_loose_weights
 from dzrobot.errors import ConfigError, find
+from dzrobot.policies.dreamzero.loose import LooseWeights
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", choices=_LAYOUTS, help="layout; else by the target: .pt is full_weights"
     )
-    add_loose_weights(parser)
+    flags.declare(parser, LooseWeights)
     parser.add_argument(
         "--base", type=flags.text, nargs="+", default=[], metavar="PATH",
         help="base checkpoint or component folders, for a source that holds only what was trained",
@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--embodiment belongs to --to lerobot and to --preset: leave it out, or add one of them"
         )
+    loose = flags.said(args, LooseWeights)
     options = ConvertOptions(
         to=to,
-        config_from=read_loose_weights(args),
+        config_from=LooseWeights(**loose, embodiment=args.embodiment) if loose else None,
         base=tuple(args.base),
         merge=args.merge,
         dtype=find(dtypes, "dtype", args.dtype) if args.dtype else None,

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.evaluation import (
     add_acting,
-    add_execution,
     add_how,
     add_what,
     check_flags,
@@ -18,14 +17,16 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.errors import ConfigError
 from dzrobot.plots import check_can_draw
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
-from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
     draw_curve,
     evaluate_curve,
 )
+from dzrobot.rollout.policy_spec import ELSEWHERE
 
 COMMON = (
     "--checkpoint", "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes",
@@ -52,18 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_what(what)
     acting = parser.add_argument_group("policies")
     _add_checkpoint(acting)
-    add_acting(acting)
-    add_execution(parser.add_argument_group("how plans are executed that take time"))
+    add_acting(acting, without=ELSEWHERE)
+    execution = parser.add_argument_group("how plans are executed that take time")
+    flags.declare(execution, ExecutionOptions)
     time = parser.add_argument_group("time of a chunk")
     time.add_argument(
         "--rounds", type=flags.whole(0, 1000), default=5,
         help="measurements of each set's chunks on this machine, in turns; 0: none, and no plot",
     )  # fmt: skip
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
-    parser.set_defaults(
-        policy=None, server=None, server_actions=None, server_images=None, lerobot_python=None,
-        api_key_file=None, privileged=False,
-    )  # fmt: skip
 
 
 def _add_checkpoint(group: Any) -> None:
@@ -134,8 +132,8 @@ def _request(text: str, arguments: argparse.Namespace) -> EvaluationRequest:
     """Return the evaluation of one set: the command's own flags, changed where ``text`` says so."""
     parser = _SetParser(prog=text, add_help=False, allow_abbrev=False)
     _add_checkpoint(parser)
-    add_acting(parser)
-    add_execution(parser)
+    add_acting(parser, without=ELSEWHERE)
+    flags.declare(parser, ExecutionOptions)
     try:
         words = [f"--{word}" for word in shlex.split(text)]
     except ValueError as error:

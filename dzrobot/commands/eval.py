@@ -8,7 +8,6 @@ from typing import Any
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.evaluation import (
     add_acting,
-    add_execution,
     add_how,
     add_studies,
     add_what,
@@ -17,10 +16,10 @@ from dzrobot.commands.options.evaluation import (
     read_request,
     read_session,
 )
-from dzrobot.commands.options.policy import add_key
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.tables import print_conclusion
 
 COMMON = (
@@ -46,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy = parser.add_argument_group("policy")
     _policy(policy)
     add_acting(policy)
-    add_execution(
-        parser.add_argument_group("time that passes while the policy plans (default: none)")
-    )
+    time = parser.add_argument_group("time that passes while the policy plans (default: none)")
+    flags.declare(time, ExecutionOptions)
     add_studies(parser.add_argument_group("studies: several evaluations, compared"))
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
 
@@ -176,27 +174,4 @@ def _policy(group: Any) -> None:
     group.add_argument(
         "--policy", type=flags.text,
         help="instead: random, hold, expert, remote, module:factory, or LeRobot's as lerobot:ID",
-    )  # fmt: skip
-    group.add_argument(
-        "--lerobot-python", type=flags.path, metavar="FILE",
-        help="Python of an environment that has LeRobot, which serves lerobot:ID from there",
-    )  # fmt: skip
-    group.add_argument(
-        "--server", type=flags.text, metavar="URL",
-        help="of the policy 'remote', such as ws://gpu-machine:8000, or zmq://... for GR00T's; see "
-            "`dzrobot serve`",
-    )  # fmt: skip
-    group.add_argument(
-        "--server-actions", type=flags.text, metavar="NAME",
-        help="what the actions of a server mean that does not say so, such as joint_position",
-    )  # fmt: skip
-    group.add_argument(
-        "--server-images", choices=["raw", "jpeg", "zstd"],
-        help="how images are sent to a server of dzrobot's: zstd changes nothing, jpeg changes "
-        "pixels and is on the card (default: raw)",
-    )  # fmt: skip
-    add_key(group)
-    group.add_argument(
-        "--privileged", action="store_true",
-        help="module:factory takes the environment and acts beside it, once per episode",
     )  # fmt: skip

@@ -5,8 +5,8 @@ import math
 from typing import TYPE_CHECKING
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import add_loose_weights, read_loose_weights
 from dzrobot.errors import counted, preview
+from dzrobot.policies.dreamzero.loose import LooseWeights
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision", type=flags.text, help="branch, tag or commit of a Hugging Face repository"
     )
-    add_loose_weights(parser)
+    flags.declare(parser, LooseWeights)
     parser.add_argument(
         "--embodiment", type=flags.text, metavar="TAG", help="robot of the network of --preset"
     )
@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
 
     checkpoint = open_checkpoint(
-        args.checkpoint, revision=args.revision, config_from=read_loose_weights(args)
+        args.checkpoint,
+        revision=args.revision,
+        config_from=LooseWeights(**flags.said(args, LooseWeights), embodiment=args.embodiment),
     )
     report = inspect_checkpoint(checkpoint)
     console = Console()

@@ -6,13 +6,13 @@ from functools import partial
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import (
-    add_attention,
     add_teleop_settings,
     add_workcell,
     check_full_speed,
-    read_operator,
     workcell_arguments,
 )
+from dzrobot.commands.options.policy import declare_policy, read_policy
+from dzrobot.declared import declared
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
@@ -21,8 +21,8 @@ from dzrobot.errors import ConfigError
 from dzrobot.rollout.arm.recording_run import Driving, RecordingRun, record
 from dzrobot.rollout.arm.teleoperation import KEYBOARD_HELP
 from dzrobot.rollout.demonstrations.tally import RecordingGoal
-from dzrobot.rollout.environment import look_at, needed_robot
-from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.environment import OperatorOptions, look_at, needed_robot
+from dzrobot.rollout.policy_spec import ELSEWHERE, PolicySpec
 
 INSTEAD = {"--only-success": "failures are left out unless --keep-failures is given"}
 
@@ -31,6 +31,9 @@ COMMON = (
     "--attempts", "--keep-failures", "--max-steps", "--video", "--preview",
 )  # fmt: skip
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
+
+_NOT_SAID = (*ELSEWHERE, "noise", "video")
+"""Fields of a policy that cannot be said here: ``--noise`` and ``--video`` are of the recording."""
 
 KEYBOARD = "keyboard"
 """Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
@@ -66,9 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_teleop_settings(parser)
     parser.add_argument(
-        "--device", type=flags.device, default="cpu", help="of the policy, such as cuda"
-    )
-    parser.add_argument(
         "--episodes", type=flags.whole(1),
         help="successes to keep, those already in the folder among them (default: 1 where no "
         "--attempts are given)",
@@ -93,7 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe", type=flags.text,
         help="warn of episodes too short for a sample of this recipe (default: of the robot)",
     )  # fmt: skip
-    add_attention(parser)
+    flags.declare(parser, OperatorOptions)
+    declare_policy(parser.add_argument_group("with --policy"), without=_NOT_SAID)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     steered = not (driver.policy or driver.call or driver.replays)
     check_full_speed(arguments, facts, by_person=steered)
     sample, whose = _sample(arguments, robot)
-    operator = read_operator(arguments)
+    operator = OperatorOptions(**flags.said(arguments, OperatorOptions))
     log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     planned = RecordingRun(
         env=arguments.env, arguments=given, facts=facts, driver=driver, goal=_goal(arguments),
@@ -126,7 +127,13 @@ def _driver(arguments: argparse.Namespace) -> Driving:
     if by_keys and arguments.keyboard:
         raise ConfigError(f"--keyboard and --teleop {KEYBOARD} are the same; give one")
     if arguments.policy:
-        policy = PolicySpec(name=arguments.policy, device=arguments.device)
+        policy = read_policy(arguments, arguments.policy, without=_NOT_SAID)
+    for one in declared(PolicySpec):
+        of_policy = one.field not in _NOT_SAID and vars(arguments)[one.dest] is not None
+        if policy is None and of_policy:
+            raise ConfigError(
+                f"{one.option} says how a policy acts: give --policy besides, or leave it out"
+            )
     replays = None
     if arguments.replay:
         replays = partial(load_recording, *arguments.replay)

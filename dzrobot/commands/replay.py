@@ -3,16 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import (
-    add_attention,
     add_workcell,
     check_full_speed,
-    read_operator,
     workcell_arguments,
 )
 from dzrobot.diagnostics.recorded import load_recording
@@ -20,7 +17,13 @@ from dzrobot.embodiments.spec import Part
 from dzrobot.errors import StoppedError
 from dzrobot.rollout.arm.attended import attended
 from dzrobot.rollout.demonstrations.record import replay
-from dzrobot.rollout.environment import at_full_speed, look_at, made_environment, needed_robot
+from dzrobot.rollout.environment import (
+    OperatorOptions,
+    at_full_speed,
+    look_at,
+    made_environment,
+    needed_robot,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", type=flags.path, help="folder of a LeRobot dataset")
     parser.add_argument("--episode", type=flags.episode_number, default=0, help="which episode")
     add_workcell(parser)
-    add_attention(parser)
+    flags.declare(parser, OperatorOptions)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = len(recording.actions)
     given = at_full_speed(given, facts)
     env = made_environment(arguments.env, {"max_episode_steps": steps + 1, **given})
-    operator = replace(read_operator(arguments), title="dzrobot replay")
+    operator = OperatorOptions(**flags.said(arguments, OperatorOptions), title="dzrobot replay")
     with attended(operator) as people, closing(env):
         people.progress(f"replaying episode {arguments.episode} of {arguments.dataset}")
         outcome, states = replay(people.opened(env), recording, robot)

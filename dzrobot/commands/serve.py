@@ -6,27 +6,21 @@ import contextlib
 import logging
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import (
-    add_access,
-    add_speed,
-    add_steps,
-    add_weights,
-    asks_to_compile,
-    read_access,
-    read_weights,
-)
+from dzrobot.commands.options.policy import declare_policy, read_access, read_policy
+from dzrobot.declared import declared
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.process import end_with_parent
 from dzrobot.rollout.lerobot_server import PARENT_VARIABLE
-from dzrobot.rollout.policy_spec import BUILT_IN, PolicySpec, load_policy, resolve_policy
+from dzrobot.rollout.policy_spec import BUILT_IN, ELSEWHERE, PolicySpec, load_policy, resolve_policy
+from dzrobot.websocket import ServerAccess
 
 COMMON = (
     "--embodiment", "--device", "--host", "--port", "--array-port", "--api-key-file", "--cert",
@@ -34,8 +28,8 @@ COMMON = (
 )  # fmt: skip
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
-_DEFAULT = ServeOptions()
-_MEBIBYTE = 1024**2
+_NOT_SERVED = (*ELSEWHERE, "execute")
+"""Fields of a policy that clients decide, or that are of no policy here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,28 +39,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and vLLM-Omni, and to `dzrobot eval --server`. Without a key, to this machine alone."
     )
     _policy(parser.add_argument_group("the policy"))
-    _door(parser.add_argument_group("who may use it"))
-    _limits(parser.add_argument_group("how much"))
+    door = parser.add_argument_group("who may use it")
+    door.add_argument("--no-array-port", action="store_true", help="serve maps alone")
+    at_the_door = {*(one.field for one in declared(ServerAccess)), "array_port"}
+    flags.declare(door, ServeOptions, only=at_the_door)
+    flags.declare(parser.add_argument_group("how much"), ServeOptions, without=at_the_door)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
     if PARENT_VARIABLE in os.environ:
         end_with_parent(int(os.environ[PARENT_VARIABLE]))
-    options = _options(arguments)
-    policy = _policy_spec(arguments)
-    ready = load_policy(resolve_policy(policy, None))
-    if ready.policy is None:
-        raise ConfigError(f"the policy {policy.name} lives beside its environment: give another")
+    given = read_access(arguments, ServeOptions)
+    options = ServeOptions(**given | ({"array_port": None} if arguments.no_array_port else {}))
+    found = resolve_policy(_policy_spec(arguments), None)
+    policy = load_policy(found)
+    if policy is None:
+        raise ConfigError(
+            f"the policy {found.spec.name} lives beside its environment: give another"
+        )
+    robot = policy.embodiment or found.robot
     logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
     with contextlib.ExitStack() as stack:
         recorder = None
         if arguments.record is not None:
-            recorder = stack.enter_context(
-                contextlib.closing(Recorder(arguments.record, ready.robot))
-            )
-        server = PolicyServer(ready.policy, options, card=ready.card, recorder=recorder)
-        return asyncio.run(_until_stopped(server, ready.robot.tag))
+            recorder = stack.enter_context(contextlib.closing(Recorder(arguments.record, robot)))
+        server = PolicyServer(policy, options, card=found.card(policy), recorder=recorder)
+        return asyncio.run(_until_stopped(server, robot.tag))
 
 
 async def _until_stopped(server: PolicyServer, tag: str) -> int:
@@ -98,89 +97,16 @@ def _policy(group: Any) -> None:
         "checkpoint", nargs="?", type=flags.text,
         help="folder, Hugging Face id, or module:factory (default: the bundled tiny policy)",
     )  # fmt: skip
-    group.add_argument(
-        "--embodiment", type=flags.text, help="robot: a built-in tag, or module:NAME"
+    declare_policy(
+        group,
+        without=_NOT_SERVED,
+        history={"choices": ["off", "recent"], "help": "frames remembered (default: the robot's)"},
+        noise={"choices": ["fixed", "keyed"], "help": "of plans: always the same, or by episode"},
     )
-    group.add_argument(
-        "--history", choices=["off", "recent"], help="frames remembered (default: the robot's)"
-    )
-    add_steps(group)
-    group.add_argument("--cfg-scale", type=flags.number(1), help="guidance of the predicted video")
-    group.add_argument(
-        "--noise", choices=["fixed", "keyed"], help="of plans: always the same, or by episode"
-    )
-    group.add_argument("--policy-seed", type=flags.seed, help="of the policy's noise")
-    add_speed(group)
-    add_weights(group)
     group.add_argument(
         "--record", type=flags.path, metavar="DIR",
         help="keep what clients sent and got: a LeRobot dataset and requests.jsonl",
     )  # fmt: skip
-
-
-def _door(group: Any) -> None:
-    port = flags.whole(0, 65535)
-    group.add_argument("--host", type=flags.text, default=_DEFAULT.host, help="address to bind")
-    group.add_argument("--port", type=port, default=_DEFAULT.port, help="of clients of maps")
-    group.add_argument(
-        "--array-port", type=port, default=_DEFAULT.array_port, help="of clients of bare arrays"
-    )
-    group.add_argument("--no-array-port", action="store_true", help="serve maps alone")
-    add_access(group)
-
-
-def _limits(group: Any) -> None:
-    seconds = flags.number(0.001, 10**6)
-    group.add_argument(
-        "--max-sessions", type=flags.whole(1, 4096),
-        help=f"episodes at a time (default: what memory allows, up to {MOST_SESSIONS})",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-connections", type=flags.whole(1, 65536), default=_DEFAULT.max_connections,
-        help="clients at a time",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-message-mib", type=flags.whole(1, 1024), metavar="MIB",
-        help="largest message (default: what the robot's largest request takes, 16 to 64)",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-batch", type=flags.whole(1, 256), default=_DEFAULT.max_batch,
-        help="sessions that plan in one call: faster on a GPU, last bits vary",
-    )  # fmt: skip
-    group.add_argument(
-        "--batch-window-ms", "--window-ms", type=flags.number(0, 1000), default=0.0, metavar="MS",
-        help="longest time that a request waits for others to share its call",
-    )  # fmt: skip
-    group.add_argument(
-        "--idle-s", type=seconds, default=_DEFAULT.idle_s, help="between messages of a connection"
-    )
-    group.add_argument(
-        "--room-s", type=seconds, default=_DEFAULT.room_s, help="that a new session waits for room"
-    )
-    group.add_argument(
-        "--forget-s", type=seconds, default=_DEFAULT.forget_s,
-        help="after which a session ends that was left for a newer one without a reset",
-    )  # fmt: skip
-    group.add_argument(
-        "--lost-session", choices=["error", "restart"], default="error",
-        help="what using an ended session again is",
-    )  # fmt: skip
-
-
-def _options(arguments: argparse.Namespace) -> ServeOptions:
-    return ServeOptions(
-        **read_access(arguments),
-        array_port=None if arguments.no_array_port else arguments.array_port,
-        max_sessions=arguments.max_sessions,
-        max_connections=arguments.max_connections,
-        max_message=_MEBIBYTE * (arguments.max_message_mib or 0) or None,
-        max_batch=arguments.max_batch,
-        window_s=arguments.batch_window_ms / 1000,
-        idle_s=arguments.idle_s,
-        room_s=arguments.room_s,
-        forget_s=arguments.forget_s,
-        restart_lost=arguments.lost_session == "restart",
-    )
 
 
 def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
@@ -195,20 +121,4 @@ def _policy_spec(arguments: argparse.Namespace) -> PolicySpec:
         name = str(default_checkpoint())
     # The server counts; the policy's own limit lies above, with room for the warm-up.
     room = 1 + (arguments.max_sessions or MOST_SESSIONS)
-    return PolicySpec(
-        name=name,
-        embodiment=arguments.embodiment,
-        options=PolicyOptions(
-            dit_steps=arguments.dit_steps,
-            video=arguments.video or "full",
-            solver_steps=arguments.solver_steps,
-            history=arguments.history,
-            cfg_scale=arguments.cfg_scale,
-            noise=arguments.noise,
-            seed=arguments.policy_seed,
-            compile=asks_to_compile(arguments),
-            graphs=bool(arguments.graphs),
-            max_sessions=room,
-        ),
-        **read_weights(arguments),
-    )
+    return replace(read_policy(arguments, name, without=_NOT_SERVED), max_sessions=room)

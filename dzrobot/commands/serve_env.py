@@ -9,7 +9,7 @@ from typing import Any
 
 from dzrobot.code_identity import CODE, code_with
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.policy import add_access, read_access
+from dzrobot.commands.options.policy import read_access
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
@@ -17,8 +17,6 @@ from dzrobot.process import terminable
 from dzrobot.rollout.environment import check_arguments, made_environment, modules_of
 from dzrobot.rollout.evaluation.card import library_versions
 from dzrobot.rollout.facts import facts_of, omitter
-
-_DEFAULT = EnvServerOptions()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env-arg", action="append", default=[], metavar="KEY=VALUE",
         help="keyword argument of the environment that clients cannot change",
     )  # fmt: skip
-    parser.add_argument("--host", type=flags.text, default=_DEFAULT.host, help="address to bind")
-    parser.add_argument("--port", type=flags.whole(0, 65535), default=_DEFAULT.port)
-    add_access(parser)
+    flags.declare(parser, EnvServerOptions)
     parser.add_argument(
         "--max-envs", type=flags.whole(1, 4096), default=max(2, os.cpu_count() or 1), metavar="N",
         help="environments at a time: as many as the client has workers (default: %(default)s)",
@@ -46,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0."""
-    options = EnvServerOptions(**read_access(arguments), most=arguments.max_envs)
+    options = EnvServerOptions(**read_access(arguments, EnvServerOptions), most=arguments.max_envs)
     fixed = flags.keywords(arguments.env_arg)
     logging.getLogger("dzrobot.envs.remote").setLevel(logging.INFO)
     maker = functools.partial(make_hosted, arguments.env, fixed)

@@ -5,19 +5,20 @@ import argparse
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.evaluation import (
     add_acting,
-    add_execution,
     add_how,
     add_what,
     check_flags,
     read_request,
     read_session,
 )
-from dzrobot.rollout.evaluation.runner import EvaluationSession, run_session
+from dzrobot.rollout.asynchronous.execution import ExecutionOptions
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.studies.candidates import (
     CONFIRMATION,
     evaluate_sweep,
     read_candidates,
 )
+from dzrobot.rollout.policy_spec import ELSEWHERE
 
 COMMON = (
     "--suite", "--env", "--env-arg", "--protocol", "--tasks", "--episodes", "--confirm",
@@ -45,21 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="episodes per task of the confirmation, which follow those of the selection; 0: none "
         "(default: as many)",
     )  # fmt: skip
-    add_acting(parser.add_argument_group("policies"))
-    add_execution(
-        parser.add_argument_group("time that passes while the policy plans (default: none)")
-    )
+    add_acting(parser.add_argument_group("policies"), without=ELSEWHERE)
+    time = parser.add_argument_group("time that passes while the policy plans (default: none)")
+    flags.declare(time, ExecutionOptions)
     add_how(parser.add_argument_group("how it is run; none of this changes a result"))
-    parser.set_defaults(
-        checkpoint=None,
-        policy=None,
-        server=None,
-        server_actions=None,
-        server_images=None,
-        lerobot_python=None,
-        api_key_file=None,
-        privileged=False,
-    )
+    parser.set_defaults(checkpoint=None)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,22 +5,20 @@ from typing import TYPE_CHECKING
 from dzrobot.importing import lazy_exports
 
 if TYPE_CHECKING:
-    from dzrobot.rollout.episode import EpisodeResult, EpisodeRules, run_episode
+    from dzrobot.rollout.episode import EpisodeResult, run_episode
     from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
-    from dzrobot.rollout.evaluation.evaluate import (
-        EvalProgress,
+    from dzrobot.rollout.evaluation.evaluate import EvalProgress, conclude, evaluate, merge, run
+    from dzrobot.rollout.evaluation.planning import (
+        EvaluationPlan,
+        EvaluationRequest,
         Opened,
         RunOptions,
-        conclude,
-        evaluate,
-        merge,
         open_plan,
+        plan,
         prepare,
-        run,
     )
-    from dzrobot.rollout.evaluation.planning import EvaluationPlan, EvaluationRequest, plan
     from dzrobot.rollout.policy_spec import PolicySpec
-    from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, Protocol
+    from dzrobot.rollout.protocol import PROTOCOLS, EpisodeRules, EvalSpec, Protocol
 
 __all__ = [
     "PROTOCOLS",
@@ -53,24 +51,24 @@ __getattr__, __dir__ = lazy_exports(
     {
         "Comparison": "dzrobot.rollout.evaluation.comparison",
         "EpisodeResult": "dzrobot.rollout.episode",
-        "EpisodeRules": "dzrobot.rollout.episode",
+        "EpisodeRules": "dzrobot.rollout.protocol",
         "EvalProgress": "dzrobot.rollout.evaluation.evaluate",
         "EvalSpec": "dzrobot.rollout.protocol",
         "EvaluationRequest": "dzrobot.rollout.evaluation.planning",
-        "Opened": "dzrobot.rollout.evaluation.evaluate",
+        "Opened": "dzrobot.rollout.evaluation.planning",
         "PROTOCOLS": "dzrobot.rollout.protocol",
         "EvaluationPlan": "dzrobot.rollout.evaluation.planning",
         "PolicySpec": "dzrobot.rollout.policy_spec",
         "Protocol": "dzrobot.rollout.protocol",
         "Results": "dzrobot.rollout.evaluation.comparison",
-        "RunOptions": "dzrobot.rollout.evaluation.evaluate",
+        "RunOptions": "dzrobot.rollout.evaluation.planning",
         "compare": "dzrobot.rollout.evaluation.comparison",
         "conclude": "dzrobot.rollout.evaluation.evaluate",
         "evaluate": "dzrobot.rollout.evaluation.evaluate",
         "merge": "dzrobot.rollout.evaluation.evaluate",
-        "open_plan": "dzrobot.rollout.evaluation.evaluate",
+        "open_plan": "dzrobot.rollout.evaluation.planning",
         "plan": "dzrobot.rollout.evaluation.planning",
-        "prepare": "dzrobot.rollout.evaluation.evaluate",
+        "prepare": "dzrobot.rollout.evaluation.planning",
         "read_results": "dzrobot.rollout.evaluation.comparison",
         "run": "dzrobot.rollout.evaluation.evaluate",
         "run_episode": "dzrobot.rollout.episode",

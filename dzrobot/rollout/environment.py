@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from pydantic import Strict
 
 import dzrobot  # noqa: F401 (registers the ids)
+from dzrobot.declared import Flag
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
@@ -28,7 +29,7 @@ from dzrobot.errors import (
 from dzrobot.importing import current_folder_importable, load_module
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.facts import EnvironmentFacts, facts_of
-from dzrobot.rollout.protocol import EpisodeSpec, Protocol
+from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, Protocol, environment_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,26 @@ class OperatorOptions:
     """How the operator of an arm is involved in a run."""
 
     title: str = "dzrobot"
-    unattended: bool = False
+    unattended: Annotated[bool, Flag(
+        "arm: move without asking a person, and continue after a lost frame or a slow policy; "
+        "every other stop ends the run all the same",
+    )] = False  # fmt: skip
     """Whether the arm moves without asking first, and a lost frame or a slow policy ends no run."""
 
-    preview: int | None = None
+    full_speed: Annotated[bool, Flag(
+        "arm: let a policy or a replay drive a real arm at full speed; an evaluation without it is "
+        "at the workcell's slow_pace",
+    )] = False  # fmt: skip
+
+    preview: Annotated[int | None, Flag(
+        "arm: show the cameras on a page of this machine; 0 picks a free port",
+        metavar="PORT", least=0, most=65535,
+    )] = None  # fmt: skip
     """Port of the page with the images; None: no page."""
 
-    log: Path | None = None
+    log: Annotated[Path | None, Flag(
+        "arm: where the operator's log goes (default: beside the output)", metavar="FILE",
+    )] = None  # fmt: skip
     """File of events with their times. None: none is written."""
 
     asks_reason: bool = False
@@ -363,3 +377,46 @@ def made_environment(env: str, arguments: Mapping[str, Any], *, render: bool = F
 def step_limit(env: str) -> int | None:
     """Return the steps per episode that ``env`` is registered with, None for no limit."""
     return environment_spec(env).max_episode_steps
+
+
+OnOpen = Callable[[Any], Any]
+"""Called with every environment that this process opens; returns what is used in its place."""
+
+
+def same_environment(env: Any) -> Any:
+    """Return ``env``."""
+    return env
+
+
+class KeptEnvironment:
+    """The environment of one process: the last one stays open for the next episode.
+
+    Args:
+        opened: Called with every environment that is opened, before its first reset.
+    """
+
+    def __init__(self, opened: OnOpen = same_environment) -> None:
+        self._opened = opened
+        self._key: EnvironmentKey | None = None
+        self._env: Any = None
+
+    def of(self, case: EpisodeSpec, arguments: Mapping[str, Any], *, render: bool) -> Any:
+        """Return the environment of ``case``, opened if need be.
+
+        Args:
+            case: The episode.
+            arguments: Of the environment, beyond the task.
+            render: Whether it is filmed.
+        """
+        key = environment_key(case)
+        if key != self._key:
+            self.close()
+            self._env = self._opened(make_environment(case, arguments, render=render))
+            self._key = key
+        return self._env
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            self._env.close()
+        self._env, self._key = None, None

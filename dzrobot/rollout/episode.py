@@ -29,6 +29,7 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rollout.facts import EnvironmentFacts, facts_of, omitter
+from dzrobot.rollout.protocol import EpisodeRules
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -251,23 +252,6 @@ class EpisodeResult:
     """Timing of an episode in which time passes while the policy thinks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpisodeRules:
-    """Where an episode begins and when it is over."""
-
-    seed: int | None = None
-    """Seed of the environment's reset; None: it draws its own."""
-
-    init_state_id: int | None = None
-    """None: the seed decides."""
-
-    stop_at_success: bool = True
-    """Whether the episode is over once the goal holds."""
-
-    max_steps: int | None = None
-    """None: the environment ends the episode, as one with a time limit does."""
-
-
 @dataclass
 class _Clock:
     policy_ms: list[float] = field(default_factory=list)
@@ -280,6 +264,7 @@ def run_episode(
     policy: Policy | Actor | Any,
     rules: EpisodeRules | None = None,
     *,
+    stop_at_success: bool = True,
     watch: Watch | None = None,
 ) -> EpisodeResult:
     """Reset ``env``, let ``policy`` act until the episode is over, and return what came of it.
@@ -301,6 +286,7 @@ def run_episode(
             follow.
             What ``robot`` and ``failure_class`` of its last info hold is kept beside the result.
         rules: Where to begin and when to stop; by default the environment says both.
+        stop_at_success: Whether the episode is over once the goal holds.
         watch: Called with the first observation and after every step; it looks at every image.
 
     Raises:
@@ -336,7 +322,7 @@ def run_episode(
         watch(observation)
         steps += 1
         success = success or bool(_stated(info, "is_success"))
-        over = terminated or truncated or (success and rules.stop_at_success)
+        over = terminated or truncated or (success and stop_at_success)
         over = over or steps == rules.max_steps
     return EpisodeResult(
         task=str(_stated(info, "task")),

@@ -1,15 +1,16 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.declared import Flag, declared
 from dzrobot.embodiments.action_conventions import check_holds, hold_command
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
@@ -24,11 +25,11 @@ from dzrobot.errors import (
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, When
-from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.policies.dreamzero.options import (
     ActingOptions,
     PolicyOptions,
-    Quantization,
+    ServerDecides,
+    WeightOptions,
     check_device,
 )
 from dzrobot.policies.wrapping import adapted
@@ -45,68 +46,78 @@ LEROBOT = "lerobot:"
 BUNDLED = ""
 """Name of the policy that comes with the package."""
 
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A field of a policy that acts elsewhere: in another process, or beside its environment."""
+
+
 BUILT_IN = ("random", "hold", "expert", REMOTE)
 EXPERT = "dzrobot.envs.expert:expert_for"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySpec:
-    """Which policy is evaluated, how it acts and where its network runs."""
+class PolicySpec(PolicyOptions, WeightOptions):
+    """Which policy is evaluated, how it acts and where its network runs.
+
+    ``seed`` is also that of ``random``.
+    """
 
     name: str = BUNDLED
     """Checkpoint folder or hub id, ``random``, ``hold``, ``expert``, ``remote``, or
     ``module:factory``, or LeRobot's as ``lerobot:ID_OR_FOLDER``; ``BUNDLED`` stands for the
     checkpoint that comes with the package, which an evaluation finds by its environments."""
 
-    server: str | None = None
+    lerobot_python: Annotated[Path | None, Elsewhere(), Flag(
+        "Python of an environment that has LeRobot, which serves lerobot:ID from there",
+        metavar="FILE",
+    )] = None  # fmt: skip
+    """None: this one has it."""
+
+    server: Annotated[str | None, Elsewhere(), Flag(
+        "of the policy 'remote', such as ws://gpu-machine:8000, or zmq://... for GR00T's; see "
+        "`dzrobot serve`", metavar="URL",
+    )] = None  # fmt: skip
     """Address of the server of ``remote``."""
 
-    api_key_file: Path | None = None
-    """File with the key that the server requires. None: the variable ``DZROBOT_API_KEY``, if it is
-    set."""
+    server_actions: Annotated[str | None, Elsewhere(), Flag(
+        "what the actions of a server mean that does not say so, such as joint_position",
+        metavar="NAME",
+    )] = None  # fmt: skip
 
-    privileged: bool = False
-    """Whether the policy lives beside its environment: then ``module:factory`` is called with the
-    environment for every episode, else once with the embodiment."""
+    server_images: Annotated[Literal["raw", "jpeg", "zstd"], Elsewhere(), Flag(
+        "how images are sent to a server of dzrobot's: zstd changes nothing, jpeg changes pixels "
+        "and is on the card",
+    )] = "raw"  # fmt: skip
 
-    embodiment: str | None = None
-    """Robot; None: what the environment or the checkpoint says."""
+    api_key_file: Annotated[Path | None, Elsewhere(), Flag(
+        "whose first line is the server's key (default: the variable DZROBOT_API_KEY)",
+        metavar="FILE",
+    )] = None  # fmt: skip
 
-    options: PolicyOptions = field(default_factory=PolicyOptions)
-    """How a checkpoint's policy acts; the seed is also that of ``random``."""
+    privileged: Annotated[bool, Elsewhere(), Flag(
+        "module:factory takes the environment and acts beside it, once per episode",
+    )] = False  # fmt: skip
+    """Otherwise ``module:factory`` is called once, with the embodiment."""
 
-    device: str = "cpu"
-    """Where a checkpoint's network runs: ``cpu``, ``cuda``, ``cuda:1``."""
+    embodiment: Annotated[str | None, Flag("robot: a built-in tag, or module:NAME")] = None
+    """None: what the environment or the checkpoint says."""
 
-    cfg_device: str | None = None
-    """Where a copy of its transformer runs the negative prompt; None: both run on ``device``."""
+    device: Annotated[str, ServerDecides(), Flag(
+        "cpu, cuda, cuda:1, or auto: a GPU where there is one", kind="device",
+    )] = "cpu"  # fmt: skip
 
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """None: float32 on a processor, else bfloat16."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, ServerDecides(), Flag(
+        "what the network computes in (default: float32 on a CPU, else bfloat16)",
+    )] = None  # fmt: skip
 
-    quantize: Quantization | None = None
-    """8-bit weights of a checkpoint's transformer; None: as they were trained."""
+    revision: Annotated[str | None, ServerDecides(), Flag(
+        "branch, tag or commit of a Hugging Face checkpoint",
+    )] = None  # fmt: skip
 
-    memory: int | None = None
-    """Bytes of the device that may be used; None: all weights lie there."""
-
-    revision: str | None = None
-    """Branch, tag or commit of a checkpoint on the Hugging Face hub."""
-
-    base: str | None = None
-    """What the checkpoint was trained on, where it holds only what was trained."""
-
-    config_from: str | LooseWeights | None = None
-    """What a checkpoint's weights are, where no config.json or no statistics lie beside them."""
-
-    lerobot_python: Path | None = None
-    """Python of an environment that has LeRobot, for ``lerobot:ID``; None: this one has it."""
-
-    server_actions: str | None = None
-    """What the actions of a server mean that does not say so, such as ``joint_position``."""
-
-    server_images: Literal["raw", "jpeg", "zstd"] = "raw"
-    """How images are sent to a server of dzrobot's."""
+    def __post_init__(self) -> None:
+        PolicyOptions.__post_init__(self)
+        WeightOptions.__post_init__(self)
 
     @property
     def in_worker(self) -> str | None:
@@ -134,41 +145,21 @@ class PolicySpec:
         return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in last)
 
 
-LOCAL = {
-    "dit_steps": "dit_steps", "solver_steps": "solver_steps", "video": "video",
-    "cfg_scale": "cfg_scale", "policy_seed": "seed", "compile": "compile", "graphs": "graphs",
-    "device": "device", "dtype": "dtype", "memory": "memory", "quantize": "quantize",
-    "cfg_devices": "cfg_device", "revision": "revision",
-}  # fmt: skip
-"""Flags that a policy server decides for itself -> fields of the options or the spec."""
+ELSEWHERE = tuple(one.field for one in declared(PolicySpec, Elsewhere))
+"""Fields of a policy that a command does not have which takes checkpoints alone."""
 
 
-def local_message(flag: str) -> str:
-    """Return what is said of a flag of :data:`LOCAL` where a server acts."""
-    return f"--{flag.replace('_', '-')}: the server decides; give it to `dzrobot serve`"
+def decided_by_server(option: str) -> str:
+    """Return what is said of a flag that a policy server decides."""
+    return f"{option}: the server decides; give it to `dzrobot serve`"
 
 
 def refuse_local(spec: PolicySpec) -> None:
     """Raise ConfigError where ``remote`` is given what its server decides."""
     plain = PolicySpec()
-    given = vars(spec) | vars(spec.options)
-    usual = vars(plain) | vars(plain.options)
-    for flag, name in LOCAL.items():
-        if given[name] != usual[name]:
-            raise ConfigError(local_message(flag))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedPolicy:
-    """A policy that can act, and what its actions depend on."""
-
-    policy: Policy | None
-    """None for one that lives beside its environment."""
-
-    robot: Embodiment
-    card: Mapping[str, Any]
-    round_trips: Callable[[], str] = str
-    """Returns the latency of a remote policy's answers so far as text; empty without any."""
+    for one in declared(PolicySpec, ServerDecides):
+        if vars(spec)[one.field] != vars(plain)[one.field]:
+            raise ConfigError(decided_by_server(one.option))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +174,23 @@ class ResolvedPolicy:
     def acting(self) -> ActingOptions:
         """How a checkpoint's policy acts, with nothing left open."""
         distilled = None if self.checkpoint is None else self.checkpoint.passport.distilled_steps
-        return self.spec.options.for_robot(self.robot, distilled)
+        return self.spec.for_robot(self.robot, distilled)
+
+    def card(self, policy: Any) -> dict[str, Any]:
+        """Return what its actions depend on.
+
+        Args:
+            policy: What :func:`load_policy` returned.
+        """
+        spec, checkpoint = self.spec, self.checkpoint
+        if checkpoint is not None:
+            return {**policy.card, **_card_of_weights(spec, checkpoint)}
+        if spec.in_worker is not None:
+            return {"policy": spec.name, "privileged": True}
+        if spec.name == "random":
+            return {"policy": spec.name, "seed": spec.seed or 0}
+        own = spec.name == REMOTE or spec.name.startswith(LEROBOT)
+        return dict(policy.card) if own else {"policy": spec.name}
 
     def check(self) -> None:
         """Check what would else be wrong in every episode.
@@ -253,8 +260,8 @@ def resolve_policy(
     return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
 
 
-def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
-    """Load the policy.
+def load_policy(found: ResolvedPolicy) -> Policy | None:
+    """Load the policy; None: it lives beside its environment.
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
@@ -263,22 +270,16 @@ def load_policy(found: ResolvedPolicy) -> LoadedPolicy:
     spec, robot = found.spec, found.robot
     if spec.in_worker is not None:
         load_factory(spec.in_worker)
-        return LoadedPolicy(
-            policy=None, robot=robot, card={"policy": spec.name, "privileged": True}
-        )
+        return None
     if found.checkpoint is not None:
         return _open_checkpoint(found, found.checkpoint)
     if spec.name == REMOTE:
         return _open_remote(spec, robot)
     if spec.name.startswith(LEROBOT):
         return _open_lerobot(spec, robot)
-    seed = spec.options.seed or 0
     if spec.name == "random":
-        card = {"policy": "random", "seed": seed}
-        return LoadedPolicy(policy=RandomPolicy(robot.action_dim, seed), robot=robot, card=card)
-    if spec.name == "hold":
-        return LoadedPolicy(policy=HoldPolicy(robot), robot=robot, card={"policy": "hold"})
-    return LoadedPolicy(policy=_made(spec.name, robot), robot=robot, card={"policy": spec.name})
+        return RandomPolicy(robot.action_dim, spec.seed or 0)
+    return HoldPolicy(robot) if spec.name == "hold" else _made(spec.name, robot)
 
 
 def load_factory(name: str) -> Callable[[Any], Any]:
@@ -403,49 +404,42 @@ class RandomPolicy(Policy):
         self._draws[session] = numpy_generator("random policy", self._seed, number)
 
 
-def _open_checkpoint(found: ResolvedPolicy, checkpoint: "Checkpoint") -> LoadedPolicy:
+def _open_checkpoint(found: ResolvedPolicy, checkpoint: "Checkpoint") -> Policy:
     import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
-    from dzrobot.policies.dreamzero.checkpoints.hub import commit_of
-    from dzrobot.policies.dreamzero.checkpoints.load import open_base
-    from dzrobot.policies.dreamzero.options import WeightOptions
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
-    spec, robot = found.spec, found.robot
+    spec = found.spec
     dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if spec.dtype not in dtypes:
         raise ConfigError(f"dtype {spec.dtype!r}: choose float32 or bfloat16")
     found.check()
-    policy = DreamZeroPolicy.from_pretrained(
+    return DreamZeroPolicy.from_pretrained(
         checkpoint,
-        embodiment=robot,
+        embodiment=found.robot,
         device=spec.device,
         dtype=dtypes[spec.dtype],
         options=found.acting,
-        weights=WeightOptions(
-            base=spec.base,
-            memory=spec.memory,
-            quantize=spec.quantize,
-            cfg_device=spec.cfg_device,
-        ),
+        weights=spec,
     )
-    card = {
-        **policy.card,
-        "checkpoint": Path(spec.name).name,
-        "weights": weights_hash(checkpoint.weights),
-    }
+
+
+def _card_of_weights(spec: PolicySpec, checkpoint: "Checkpoint") -> dict[str, Any]:
+    from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
+    from dzrobot.policies.dreamzero.checkpoints.hub import commit_of
+    from dzrobot.policies.dreamzero.checkpoints.load import open_base
+
+    card = {"checkpoint": Path(spec.name).name, "weights": weights_hash(checkpoint.weights)}
     if commit := commit_of(checkpoint.path):
         card["commit"] = commit
     if spec.base is not None:
-        base = open_base(spec.base, checkpoint.config)
-        card["base"] = weights_hash(base)
-    return LoadedPolicy(policy=policy, robot=robot, card=card)
+        card["base"] = weights_hash(open_base(spec.base, checkpoint.config))
+    return card
 
 
-def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
+def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> Policy:
     """Return a policy of LeRobot: in this process, or served by the Python that has LeRobot."""
-    seed = spec.options.seed or 0
+    seed = spec.seed or 0
     if spec.lerobot_python is not None:
         from dzrobot.rollout.lerobot_server import start_server
 
@@ -466,39 +460,32 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
         ) from None
     from dzrobot.policies.lerobot_policy import LeRobotPolicy
 
-    policy = LeRobotPolicy(
+    return LeRobotPolicy(
         spec.name.removeprefix(LEROBOT), robot,
         device=spec.device, seed=seed, revision=spec.revision,
     )  # fmt: skip
-    return LoadedPolicy(policy=policy, robot=policy.embodiment, card=policy.card)
 
 
-def _open_remote(spec: PolicySpec, robot: Embodiment) -> LoadedPolicy:
+def _open_remote(spec: PolicySpec, robot: Embodiment) -> Policy:
     from dzrobot.policies.serving.connection import ConnectOptions
     from dzrobot.policies.serving.remote_policy import RemotePolicy
     from dzrobot.websocket import read_key
 
-    options = spec.options
     if spec.server is None:
         raise ConfigError("the policy 'remote' needs the address of its server: --server ws://...")
     policy = RemotePolicy(
         spec.server,
         robot,
-        execute=options.execute,
+        execute=spec.execute,
         actions=spec.server_actions,
         options=ConnectOptions(api_key=read_key(spec.api_key_file), images=spec.server_images),
     )
     served = policy.card["server"]
-    for name, wanted in (("history", options.history), ("noise", options.noise)):
+    for name, wanted in (("history", spec.history), ("noise", spec.noise)):
         if wanted is not None and served.get(name, wanted) != wanted:
             raise ConfigError(
                 f"this evaluation wants {name} {wanted!r}, and {spec.server} serves "
                 f"{served[name]!r}: serve with --{name} {wanted}, or evaluate with --{name} "
                 f"{served[name]}"
             )
-    return LoadedPolicy(
-        policy=policy,
-        robot=robot,
-        card=policy.card,
-        round_trips=lambda: "" if policy.timing is None else policy.timing.text,
-    )
+    return policy

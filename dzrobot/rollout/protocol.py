@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field
 
+from dzrobot.declared import Flag
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError, ProtocolError, counted, find
 from dzrobot.policies.dreamzero.options import Noise
@@ -104,7 +105,21 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeSpec:
+class EpisodeRules:
+    """Where an episode begins and when it is over."""
+
+    seed: int | None = None
+    """Seed of the environment's reset; None: it draws its own."""
+
+    init_state_id: int | None = None
+    """Stored initial state it begins from; None: the seed decides."""
+
+    max_steps: int | None = None
+    """Steps after which it is over; None: the environment ends it, as its time limit says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSpec(EpisodeRules):
     """One episode to be run; everything about it is decided beforehand.
 
     Kept in a file of lines, and checked when it is read back: hence the types that say more.
@@ -124,14 +139,8 @@ class EpisodeSpec:
     """Counts from 0 within its task."""
 
     seed: Count
-    """What the environment is reset with."""
-
     init_state_id: Count | None
-    """Stored initial state it begins from; None: the seed decides."""
-
     max_steps: Count | None
-    """Steps after which it is over; None: as the environment is registered."""
-
     noise_key: Count
     """Number that a policy's noise depends on: all of it if keyed, its remainder by the slots if
     each slot has its own."""
@@ -146,33 +155,51 @@ class EpisodeSpec:
         return f"{suite}-task{self.task_id:02d}-episode{self.episode:03d}"
 
 
+EnvironmentKey = tuple[object, ...]
+"""What two cases must have in common to run in one environment."""
+
+
+def environment_key(case: EpisodeSpec) -> EnvironmentKey:
+    """Return what two cases must have in common to run in one environment."""
+    return case.env, tuple(sorted(case.arguments.items())), case.max_steps
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
     """What of a protocol is to be run, and what is done otherwise."""
 
-    protocol: Protocol
+    protocol: Annotated[Protocol, Flag("rules of a published score", words=PROTOCOLS)]
     """Its rules; ``PROTOCOLS`` has the known ones."""
 
-    suites: tuple[str, ...] = ()
+    suites: Annotated[tuple[str, ...], Flag(
+        "LIBERO suites, such as libero_object; several: a,b", name="suite", kind="names",
+    )] = ()  # fmt: skip
     """LIBERO suites; or one environment in ``env``."""
 
-    env: str | None = None
+    env: Annotated[str | None, Flag(
+        "or a Gymnasium id, such as dzrobot/lift-v0 or module:id",
+    )] = None  # fmt: skip
     """Gymnasium id of one environment, instead of suites."""
 
-    tasks: tuple[int, ...] | None = None
+    tasks: Annotated[tuple[int, ...] | None, Flag(
+        "numbers of tasks, such as 0,1,5-7 (default: all)", kind="numbers",
+    )] = None  # fmt: skip
     """None: every task of a suite, the only one of an environment."""
 
-    episodes: int | None = None
+    episodes: Annotated[int | None, Flag("episodes per task", least=1)] = None
     """Per task. None: the protocol's number."""
 
-    first_episode: int = 0
+    first_episode: Annotated[int, Flag(
+        "number of each task's first episode; those before it are left out",
+        metavar="N", least=0, most=MOST_EPISODES,
+    )] = 0  # fmt: skip
     """First episode of each task; those before it are left out, as where they were used to select a
     policy."""
 
-    max_steps: int | None = None
+    max_steps: Annotated[int | None, Flag("steps per episode", least=1)] = None
     """Most steps of an episode. None: the protocol's limit."""
 
-    seed: int = 0
+    seed: Annotated[int, Flag("of environments and keyed noise", least=0, most=2**32 - 1)] = 0
     """Seed of the environments, and part of every noise key."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -183,29 +210,31 @@ class EvalSpec:
 
     @classmethod
     def named(
-        cls, protocol: str | None, suites: Sequence[str], env: str | None, **said: Any
+        cls,
+        protocol: Protocol | None = None,
+        suites: Sequence[str] = (),
+        env: str | None = None,
+        **said: Any,
     ) -> Self:
-        """Return what names stand for, with what was said besides laid over it.
+        """Return what was said, laid over what a protocol says.
 
         Args:
-            protocol: As in ``PROTOCOLS``; None: ``standard-10x50`` of suites, else ``custom``.
+            protocol: As `PROTOCOLS` has it; None: ``standard-10x50`` of suites, else ``custom``.
             suites: LIBERO suites.
             env: Gymnasium id, where no suite is named. None: the protocol's.
-            said: Further fields by name; None: not said.
+            said: Further fields by name.
 
         Raises:
-            UnknownNameError: no such protocol.
             ConfigError: nothing says which episodes.
         """
-        name = protocol or ("standard-10x50" if suites else "custom")
-        rules = find(PROTOCOLS, "protocol", name)
+        rules = protocol or PROTOCOLS["standard-10x50" if suites else "custom"]
         env = env or rules.suite
         if not suites and env is None:
             raise ConfigError(
-                f"--protocol {name} says how episodes are run, not which: give --suite or --env"
+                f"--protocol {rules.name} says how episodes are run, not which: give --suite or "
+                "--env"
             )
-        laid = {field: value for field, value in said.items() if value is not None}
-        return cls(protocol=rules, suites=tuple(suites), env=env, **laid)
+        return cls(protocol=rules, suites=tuple(suites), env=env, **said)
 
     @property
     def environments(self) -> tuple[str, ...]:

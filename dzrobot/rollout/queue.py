@@ -6,16 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Generic, Protocol, TypeVar
 
-from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, environment_key
 from dzrobot.rollout.records import Record
-
-EnvironmentKey = tuple[object, ...]
-"""What two cases must have in common to run in one environment."""
-
-
-def environment_key(case: EpisodeSpec) -> EnvironmentKey:
-    """Return what two cases must have in common to run in one environment."""
-    return case.env, tuple(sorted(case.arguments.items())), case.max_steps
 
 
 class WaitingCases:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,7 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 from websockets.sync.server import Server, ServerConnection, serve
 
+from dzrobot.declared import Flag
 from dzrobot.documents import shorten
 from dzrobot.envs.remote.exchange import (
     SUBPROTOCOL,
@@ -55,7 +56,7 @@ _VIDEO = "video."
 class EnvServerOptions(ServerAccess):
     """Address, access and limits of a server of environments."""
 
-    port: int = 8100
+    port: Annotated[int, Flag("port to listen on", least=0, most=65535)] = 8100
     """0: the system chooses."""
 
     most: int = 8

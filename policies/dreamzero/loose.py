@@ -6,8 +6,9 @@ A run that started from Wan component files leaves such weights: no folder descr
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from dzrobot.declared import Flag
 from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
@@ -28,14 +29,22 @@ LOOSE = (
 class LooseWeights:
     """What loose weights are. All None: the files beside them say it."""
 
-    folder: str | Path | None = None
+    folder: Annotated[str | Path | None, Flag(
+        "folder with config.json and experiment_cfg, where the checkpoint has none",
+        name="config-from", metavar="DIR",
+    )] = None  # fmt: skip
     """Folder with config.json and experiment_cfg."""
 
-    network: str | Path | NetworkConfig | None = None
+    network: Annotated[str | Path | NetworkConfig | None, Flag(
+        "instead: the network by its published size, or a config.json; horizon, frames and frame "
+        "size are then those of --embodiment", name="preset", metavar="5b|14b|FILE",
+    )] = None  # fmt: skip
     """Instead of a folder: ``5b``, ``14b`` or the path of a config.json, whose horizon, sample
     length and frame size then become the robot's; or a network, taken as it is."""
 
-    metadata: str | Path | None = None
+    metadata: Annotated[str | Path | None, Flag(
+        "statistics (metadata.json) where the checkpoint has none", metavar="FILE", kind="path",
+    )] = None  # fmt: skip
     """metadata.json with the statistics, where none lies beside the weights."""
 
     embodiment: Embodiment | str | None = None

@@ -1,13 +1,14 @@
 """How a DreamZero policy acts, and where its weights come from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from dzrobot.declared import Flag
 from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.loose import LooseWeights
-from dzrobot.policies.dreamzero.network.config import PromptRows, Solver, Video
+from dzrobot.policies.dreamzero.network.config import GenerateOptions, PromptRows, Solver, Video
 
 Quantization = Literal["int8", "fp8"]
 """``int8``: weights in 8-bit integers with a scale for each output; matrix products in the
@@ -25,11 +26,19 @@ NOISE: Noise = "fixed"
 """Noise of published servers."""
 
 
+@dataclass(frozen=True)
+class ServerDecides:
+    """A field that a policy server decides: its clients are refused to say it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Everywhere:
     """Options whose default is the same for every robot and checkpoint."""
 
-    video: Video = "full"
+    video: Annotated[Video, ServerDecides(), Flag(
+        "video that the network denoises beside the actions: all of it; none after its first "
+        "evaluation of a plan; none at all (faster, other actions, no prediction)",
+    )] = "full"  # fmt: skip
     """What is computed of the video: ``full``, as published; ``once``: its tokens pass the network
     in the first evaluation of a plan alone; ``skip``: it has none. Other actions for less work, and
     no predicted video; see
@@ -46,28 +55,31 @@ class _Everywhere:
     """Whether batch calls run session by session: the numbers then do not depend, not even in the
     last bits, on which sessions share a call."""
 
-    compile: bool = False
+    compile: Annotated[bool, ServerDecides(), Flag(
+        "compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
+        "minutes",
+    )] = False  # fmt: skip
     """Whether the transformer's blocks, and all of the image encoders but convolutions, are
     compiled: faster on a GPU, other last bits, and a first call that takes minutes. Batch calls
     then run session by session, as every batch size would be compiled."""
 
-    graphs: bool = False
+    graphs: Annotated[bool, ServerDecides(), Flag(
+        "on a GPU: record its work for every place of the memory's window, and launch it as one; "
+        "goes together with --compile",
+    )] = False  # fmt: skip
     """Whether a GPU's work of one plan is recorded once for every place of the memory's window, and
     launched as one from then on; with ``dit_steps="dynamic"`` or a second device for the negative
     prompt, each evaluation of the network by itself. Plans of batch calls are made one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActingOptions(_Everywhere):
-    """How a policy acts, with nothing left open: see :class:`PolicyOptions` for each field."""
+class ActingOptions(_Everywhere, GenerateOptions):
+    """How a policy acts, with nothing left open: see :class:`PolicyOptions` for each field.
+
+    The network is given this itself.
+    """
 
     execute: int
-    history: History
-    dit_steps: int | Literal["dynamic"]
-    solver_steps: int
-    solver: Solver
-    cfg_scale: float
-    seed: int
     noise: Noise
     noise_slots: int
 
@@ -80,31 +92,47 @@ class PolicyOptions(_Everywhere):
     else as published servers have it.
     """
 
-    execute: int | None = None
+    execute: Annotated[int | None, Flag(
+        "actions executed of each plan, or steps from one request to the next",
+        metavar="K", least=1,
+    )] = None  # fmt: skip
     """Actions of each plan that are executed before the next one; None for the embodiment's number,
     which is all of them unless it says otherwise."""
 
-    history: History | None = None
+    history: Annotated[History | None, Flag(
+        "frames remembered (default: the protocol's, else the robot's)", words={"on": "recent"},
+    )] = None  # fmt: skip
     """Frames the network is shown of what happened, see
     :func:`~dzrobot.policies.base.frame_offsets`; None for the embodiment's."""
 
-    dit_steps: int | Literal["dynamic"] | None = None
+    dit_steps: Annotated[int | Literal["dynamic"] | None, ServerDecides(), Flag(
+        "network evaluations: 5 to 8, 16, or dynamic", least=1, most=1000,
+    )] = None  # fmt: skip
     """Solver steps that run the transformer; published: 8 of 16, else all."""
 
-    solver_steps: int | None = None
+    solver_steps: Annotated[int | None, ServerDecides(), Flag(
+        "steps of the solver, of which all run the network unless there are 16 (default: a "
+        "distilled checkpoint's own, else 16)", metavar="N", least=1, most=1000,
+    )] = None  # fmt: skip
     """Steps of the solver; a distilled checkpoint has its own number, all others 16."""
 
     solver: Solver | None = None
     """Which solver; ``euler`` of a distilled checkpoint, else ``unipc``."""
 
-    cfg_scale: float | None = None
+    cfg_scale: Annotated[float | None, ServerDecides(), Flag(
+        "guidance of the predicted video", least=0, most=1000,
+    )] = None  # fmt: skip
     """Guidance of the predicted video; 1 leaves out the negative prompt and half the work. None for
     the embodiment's, or 1 where no video is predicted."""
 
-    seed: int | None = None
+    seed: Annotated[int | None, ServerDecides(), Flag(
+        "of the policy's noise", name="policy-seed", least=0, most=2**32 - 1,
+    )] = None  # fmt: skip
     """Seed of the noise that every plan starts from; published: 1140."""
 
-    noise: Noise | None = None
+    noise: Annotated[Noise | None, Flag(
+        "of plans: by episode, always the same, or by slot (default: the protocol's)",
+    )] = None  # fmt: skip
     """``fixed``, as published: the same noise for every plan, drawn on the network's device and in
     its dtype. ``keyed``: a function of seed, episode and plan, the same on every device. ``slot``:
     as published for many environments at once: drawn like ``fixed``, but for ``noise_slots`` of
@@ -165,7 +193,8 @@ class PolicyOptions(_Everywhere):
             "noise": self.noise or NOISE,
             "noise_slots": self.noise_slots or NOISE_SLOTS,
         }
-        return ActingOptions(**{**vars(self), **filled})
+        shared = {one.name: vars(self)[one.name] for one in fields(_Everywhere)}
+        return ActingOptions(**{**shared, **filled})
 
     def _distilled(self, steps: int) -> "PolicyOptions":
         """Return these options with the solver of a checkpoint that was distilled for ``steps``."""
@@ -188,26 +217,39 @@ class PolicyOptions(_Everywhere):
 class WeightOptions:
     """Where weights come from beyond the checkpoint itself."""
 
-    config_from: str | Path | LooseWeights | None = None
+    config_from: Annotated[str | Path | LooseWeights | None, ServerDecides()] = None
     """What the weights are, where no config.json or no statistics lie beside them; a folder is
     short for ``LooseWeights(folder=...)``."""
 
-    base: str | Path | tuple[str | Path, ...] | None = None
+    base: Annotated[str | Path | tuple[str | Path, ...] | None, ServerDecides(), Flag(
+        "what the checkpoint was trained on, where it holds only what was trained", metavar="PATH",
+    )] = None  # fmt: skip
     """Base checkpoint, or Wan component folders, of a checkpoint of trained tensors alone."""
 
     adapters: Adapters = "merge"
     """Whether LoRA matrices are merged into the weights."""
 
-    memory: int | None = None
+    memory: Annotated[int | None, ServerDecides(), Flag(
+        "GPU memory to use, such as 24 or 24GiB: as many weights as necessary stay in the host's "
+        "memory and come when they are used; slower, the same numbers (default: all on the GPU)",
+        metavar="GIB", kind="GiB",
+    )] = None  # fmt: skip
     """Bytes of the device that may be used: as many weights as necessary then wait in the host's
     memory, and come to the device while they are used. The numbers stay the same, to the last bit;
     see :mod:`~dzrobot.policies.dreamzero.offload`. None: all lie on the device."""
 
-    cfg_device: str | None = None
+    cfg_device: Annotated[str | None, ServerDecides(), Flag(
+        "two devices instead of one, such as cuda:0,cuda:1: the prompt runs on the first, the "
+        "negative prompt of guidance on the second, each with a copy of the transformer",
+        name="cfg-devices", metavar="A,B", kind="devices",
+    )] = None  # fmt: skip
     """Second device, with a copy of the transformer that runs the negative prompt at the same time
     as the first device runs the other: other last bits. None: both run as one batch."""
 
-    quantize: Quantization | None = None
+    quantize: Annotated[Quantization | None, ServerDecides(), Flag(
+        "8-bit weights in the transformer: half the memory, other actions; fp8, on Ada, Hopper "
+        "and newer, multiplies in 8 bits too (default: weights as they were trained)",
+    )] = None  # fmt: skip
     """8-bit weights in the transformer's blocks: half the memory, and other actions; see
     :mod:`~dzrobot.policies.dreamzero.quantize`. None: all are as they were trained."""
 

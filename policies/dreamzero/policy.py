@@ -54,7 +54,7 @@ from dzrobot.policies.dreamzero.options import (
     check_device,
 )
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
-from dzrobot.policies.dreamzero.requests import Continuing, Requests, generate_options
+from dzrobot.policies.dreamzero.requests import Continuing, Requests
 from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footprint
 
 _log = logging.getLogger(__name__)
@@ -109,17 +109,16 @@ class DreamZeroPolicy(Policy):
             what="the network", key=repr((self._network.config, self._network.dtype, self.options)),
             device=self._network.device, is_on=self.options.compile,
         )  # fmt: skip
-        self._generate = generate_options(self.options)
         # Made here, so that the first plan does not wait for it.
-        schedules(self._network.config.head, self._generate.solver_steps, self._generate.solver)
-        if parts.negative is not None and self._generate.prompts == 1:
+        schedules(self._network.config.head, self.options.solver_steps, self.options.solver)
+        if parts.negative is not None and self.options.prompts == 1:
             raise ConfigError(
                 "cfg_device is where the negative prompt runs, and "
-                + ("cfg_scale=1" if self._generate.video == "full" else "a plan without video")
+                + ("cfg_scale=1" if self.options.video == "full" else "a plan without video")
                 + " leaves that prompt out: leave cfg_device out, or choose otherwise"
             )
         self._batches = prompt_batches(
-            self._network.model, self._generate.prompts, parts.negative,
+            self._network.model, self.options.prompts, parts.negative,
             graphs=self.options.graphs,
         )  # fmt: skip
         self._tokenizer = parts.tokenizer
@@ -582,7 +581,7 @@ class DreamZeroPolicy(Policy):
             memories.append(episode.memory)
         compiles = self.options.compile
         with self._compiling.watching("plan") if compiles else nullcontext():
-            prediction = predict(self._network, memories, requests, self._generate, self._batches)
+            prediction = predict(self._network, memories, requests, self.options, self._batches)
         for episode, start, latents in zip(
             episodes, prediction.starts, prediction.videos, strict=True
         ):

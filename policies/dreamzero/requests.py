@@ -3,8 +3,6 @@
 Nothing here belongs to an episode.
 """
 
-from dataclasses import fields
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +14,6 @@ from dzrobot.modality.pipeline import EncodedSample, Pipeline
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,
@@ -29,12 +26,6 @@ from dzrobot.policies.dreamzero.session_state import SessionState, Ticket
 from dzrobot.rng import torch_seed
 
 _MAX_PROMPTS = 256
-
-
-def generate_options(acting: ActingOptions) -> GenerateOptions:
-    """Return what the network is told of how a policy acts."""
-    told = {field.name: vars(acting)[field.name] for field in fields(GenerateOptions)}
-    return GenerateOptions(**{**told, "history": acting.history != "off"})
 
 
 class Requests:
@@ -53,7 +44,7 @@ class Requests:
         self._network = network
         self._size = self._config.target_size or embodiment.image_size
         self._options = options
-        self._guided = generate_options(options).prompts == 2
+        self._guided = options.prompts == 2
         self._prompts: dict[str, Prompt] = {}
 
     def make(

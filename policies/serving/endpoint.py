@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
+from dzrobot.declared import Flag
 from dzrobot.errors import ConfigError, MissingDependencyError
 from dzrobot.importing import install
 from dzrobot.policies.serving.dialects import VLLM_PATH
+from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.websocket import RETRY_AFTER_S, ServerAccess
 
 
@@ -18,42 +20,67 @@ from dzrobot.websocket import RETRY_AFTER_S, ServerAccess
 class ServeOptions(ServerAccess):
     """Address, access and limits of a server of a policy."""
 
-    port: int = 8000
+    port: Annotated[int, Flag("port for clients that send maps", least=0, most=65535)] = 8000
     """For clients that expect a map (openpi, RoboArena); 0: the system chooses."""
 
-    array_port: int | None = 5000
+    array_port: Annotated[int | None, Flag(
+        "port for clients that send bare arrays", least=0, most=65535,
+    )] = 5000  # fmt: skip
     """For clients that expect a bare array (DreamZero's, Arena, RoboLab); None: not served."""
 
-    max_sessions: int | None = None
+    max_sessions: Annotated[int | None, Flag(
+        f"episodes at a time (default: what memory allows, up to {MOST_SESSIONS})",
+        least=1, most=4096,
+    )] = None  # fmt: skip
     """Episodes at a time; None: as many as memory allows, up to 256."""
 
-    max_connections: int = 256
-    max_message: int | None = None
+    max_connections: Annotated[int, Flag("clients at a time", least=1, most=65536)] = 256
+    max_message: Annotated[int | None, Flag(
+        "largest message (default: what the robot's largest request takes, 16 to 64)",
+        name="max-message-mib", metavar="MIB", least=1, most=1024,
+        becomes=lambda mebibytes: mebibytes * 1024**2,
+    )] = None  # fmt: skip
     """Bytes of one message; None: what a request of the robot may have, 16 to 64 MiB."""
 
-    max_batch: int = 1
+    max_batch: Annotated[int, Flag(
+        "sessions that plan in one call: faster on a GPU, last bits vary", least=1, most=256,
+    )] = 1  # fmt: skip
     """Sessions that plan in one call. 1: the actions of a session do not depend on the others, not
     even in the last bits."""
 
-    window_s: float = 0.0
+    window_s: Annotated[float, Flag(
+        "longest time that a request waits for others to share its call",
+        name="batch-window-ms", alias="window-ms", metavar="MS", least=0, most=1000,
+        becomes=lambda ms: ms / 1000,
+    )] = 0.0  # fmt: skip
     """How long a request waits for others to share its call, in seconds."""
 
     handshake_s: float = 10.0
     """Seconds to open a connection."""
 
-    idle_s: float = 1800.0
+    idle_s: Annotated[float, Flag(
+        "seconds without a message after which a connection is closed", least=0.001, most=10**6,
+    )] = 1800.0  # fmt: skip
     """Seconds between two messages of a connection."""
 
-    room_s: float = 60.0
+    room_s: Annotated[float, Flag(
+        "seconds that a new session waits for a free seat", least=0.001, most=10**6,
+    )] = 60.0  # fmt: skip
     """Seconds that a new session waits for a free seat."""
 
-    forget_s: float = 600.0
+    forget_s: Annotated[float, Flag(
+        "seconds after which a session ends that was left for a newer one without a reset",
+        least=0.001, most=10**6,
+    )] = 600.0  # fmt: skip
     """Seconds after which a session ends that its client left for a newer one without a reset."""
 
     drain_s: float = 30.0
     """Seconds to finish running requests when the server is stopped."""
 
-    restart_lost: bool = False
+    restart_lost: Annotated[bool, Flag(
+        "what happens when a session that has ended is used again (default: error)",
+        name="lost-session", words={"error": False, "restart": True},
+    )] = False  # fmt: skip
     """Whether a session that has ended restarts when it is used again; else that is an error."""
 
     def __post_init__(self) -> None:

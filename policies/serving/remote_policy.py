@@ -185,6 +185,10 @@ class RemotePolicy(Policy):
             "server": described,
         }
 
+    def report(self) -> str:
+        """Return the latency of the answers so far; empty without any."""
+        return "" if self.timing is None else self.timing.text
+
     @property
     def timing(self) -> ClientTiming | None:
         """Return how long the latest 10,000 plans took; None before the first."""

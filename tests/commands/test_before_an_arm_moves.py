@@ -15,8 +15,7 @@ from dzrobot.envs.franka.teaching import assign, teach, workcell_text
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import card_digest
-from dzrobot.rollout.evaluation.evaluate import prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 

@@ -27,12 +27,12 @@ from dzrobot.policies.dreamzero.tiny import (
     tiny_metadata,
     write_new_checkpoint,
 )
+from dzrobot.rollout.environment import KeptEnvironment
 from dzrobot.rollout.episode import run_episode
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
-from dzrobot.rollout.workers import KeptEnvironment
 
 ROBOT = load_embodiment("franka_pnp")
 STEPS, SIZE = 20, 0.4

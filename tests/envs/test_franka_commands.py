@@ -24,7 +24,7 @@ from dzrobot.rollout.arm.attended import EndedByDriver
 from dzrobot.rollout.arm.teleoperation import KeyboardActor
 from dzrobot.rollout.demonstrations.record import RecordedEnv, record_episode
 from dzrobot.rollout.environment import made_environment
-from dzrobot.rollout.episode import EpisodeRules
+from dzrobot.rollout.protocol import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
 ROBOT = load_embodiment("franka_pnp")

@@ -27,8 +27,7 @@ from dzrobot.envs.franka.workcells import RateLimiter
 from dzrobot.envs.panda.poses import pose_of
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 from dzrobot.rollout.arm.teleoperation import KeyboardActor
-from dzrobot.rollout.evaluation.evaluate import prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 

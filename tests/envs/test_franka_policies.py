@@ -16,7 +16,8 @@ from dzrobot.envs.franka.safeguards.limits import FAR
 from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
-from dzrobot.rollout.episode import EpisodeRules, run_episode
+from dzrobot.rollout.episode import run_episode
+from dzrobot.rollout.protocol import EpisodeRules
 
 AHEAD = np.array([0.5, 0, 0, 0, 0, 0, 0], np.float32)
 

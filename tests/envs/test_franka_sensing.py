@@ -12,7 +12,7 @@ from dzrobot.envs.franka.safeguards.arm_check import ArmReport
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arm.recording_run import SLOW
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
-from dzrobot.rollout.episode import EpisodeRules
+from dzrobot.rollout.protocol import EpisodeRules
 
 PERIOD_S = 0.1
 FINGERS_S = 0.35

@@ -19,7 +19,7 @@ from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.errors import RobotError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import RecordedEnv, ReplayActor, record_episode, replay
-from dzrobot.rollout.episode import EpisodeRules
+from dzrobot.rollout.protocol import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
 pytestmark = pytest.mark.robot

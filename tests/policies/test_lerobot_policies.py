@@ -68,8 +68,8 @@ def test_actions_through_the_wire_are_select_actions(version, kind, tmp_path):
     python, robot = python_of(version), load_embodiment("libero_sim@64x64")
     name = made(python, kind, robot, tmp_path / "policy")
     spec = PolicySpec(name=name, embodiment="libero_sim@64x64", lerobot_python=python)
-    loaded = load_policy(resolve_policy(spec, robot))
-    policy, env = loaded.policy, gym.make("dzrobot/point-v0", resolution=64)
+    policy = load_policy(resolve_policy(spec, robot))
+    env = gym.make("dzrobot/point-v0", resolution=64)
     seen, actions = [], []
     policy.reset("a", episode=0)
     observation, info = env.reset(seed=1)
@@ -91,7 +91,7 @@ def test_actions_through_the_wire_are_select_actions(version, kind, tmp_path):
         words = (tmp_path / "policy", tmp_path / "seen.npz", tmp_path / "async.npy")
         in_lerobot(python, "play_async", *words)
         assert np.array_equal(np.load(tmp_path / "async.npy"), np.stack(actions))
-    assert loaded.card["server"]["lerobot"] == version
+    assert policy.card["server"]["lerobot"] == version
     policy.close()
 
 

@@ -21,7 +21,7 @@ from dzrobot.errors import ConfigError, SessionError
 from dzrobot.policies.base import Abilities, Ask, Leftover, Plan, blank, end_all
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.wrapping import adapted
-from dzrobot.rollout.episode import EpisodeRules
+from dzrobot.rollout.protocol import EpisodeRules
 
 ROBOT = load_embodiment("libero_sim")
 PAGE = Path(__file__).parents[2] / "docs/extend/policy.md"

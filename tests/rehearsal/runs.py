@@ -15,14 +15,13 @@ from torch import Tensor
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, empty_network
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.config import GenerateOptions, NetworkConfig
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,

@@ -10,8 +10,8 @@ from dzrobot import DreamZeroPolicy, cli
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import read_results
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.pages.predicted import quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import (

@@ -12,8 +12,8 @@ import pytest
 from dzrobot import cli
 from dzrobot.recording.media import encode_png, read_png
 from dzrobot.rollout.evaluation.card import keep_card, read_cases
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -11,8 +11,8 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import PlanningTotals, Policy
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.evaluation.tables import busy_line
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.policy_use import RUNS_FILE, RunUse, covered, measured, read_uses, shares

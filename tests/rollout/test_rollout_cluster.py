@@ -16,15 +16,19 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.cluster import Cluster, ClusterOptions, Needs
-from dzrobot.commands.options.policy import render_variables
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
 from dzrobot.rollout.evaluation import actors
 from dzrobot.rollout.evaluation.actors import ActorGroup, needs_of, own_folder, shared_out
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import (
+    EvaluationRequest,
+    RunOptions,
+    prepare,
+    render_variables,
+)
 from dzrobot.rollout.policy_spec import PolicySpec
-from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
-from dzrobot.rollout.queue import LocalQueue, environment_key
+from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, environment_key, plan_episodes
+from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import RecordFile
 
 SPEC = EvalSpec(

@@ -7,8 +7,8 @@ import pytest
 from dzrobot import cli
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 

@@ -14,7 +14,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import compare, read_results
-from dzrobot.rollout.evaluation.runner import EvaluationSession
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession
 from dzrobot.rollout.evaluation.studies.curve import (
     OptionSet,
     curve_table,
@@ -36,11 +36,11 @@ def read(text, *more, output="x"):
 
 def test_a_set_is_written_like_the_flags_of_eval():
     request = read("solver-steps=4 history=off checkpoint=A execution=rtc", "--policy-seed", "3")
-    options = request.policy.options
+    options = request.policy
     assert (options.solver_steps, options.history, options.seed) == (4, "off", 3)
     assert (request.policy.name, request.execution.execution) == ("A", "rtc")
     # What a set leaves out is as the command says.
-    other = read("dit-steps=5", "--history", "off").policy.options
+    other = read("dit-steps=5", "--history", "off").policy
     assert (other.dit_steps, other.history, other.solver_steps) == (5, "off", None)
 
 

@@ -8,7 +8,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, bundled_task, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.policy import DreamZeroPolicy, PolicyOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan, with_bundled
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import EvalSpec
@@ -44,7 +44,7 @@ def asked_for(*, policy=None, **what):
             {
                 "suites": ("libero_object",),
                 "arguments": {"resolution": 256},
-                "policy": PolicySpec(options=PolicyOptions(solver_steps=16, history="recent")),
+                "policy": PolicySpec(solver_steps=16, history="recent"),
             },
             "libero_object",
             256,
@@ -59,8 +59,8 @@ def test_a_bundled_policy_acts_as_it_was_scored_unless_told_otherwise(
     request, (note,) = with_bundled(asked_for(**asked))
     assert request.policy.name == str(default_checkpoint(task))
     assert request.spec.arguments["resolution"] == pixels
-    assert request.policy.options.solver_steps == steps
-    assert request.policy.options.history == history
+    assert request.policy.solver_steps == steps
+    assert request.policy.history == history
     assert f"resolution={pixels}" in note
 
 

@@ -16,7 +16,8 @@ from dzrobot.errors import (
 )
 from dzrobot.policies.base import Plan
 from dzrobot.policies.wrapping import adapted
-from dzrobot.rollout.episode import EpisodeRules, PolicyActor, percentiles, run_episode
+from dzrobot.rollout.episode import PolicyActor, percentiles, run_episode
+from dzrobot.rollout.protocol import EpisodeRules
 
 
 class Steer:
@@ -191,8 +192,8 @@ def test_a_success_before_the_policy_failed_stays_one():
             observation, reward, _, truncated, info = self.env.step(action)
             return observation, reward, False, truncated, info
 
-    rules = EpisodeRules(seed=3, stop_at_success=False)
-    outcome = run_episode(GoesOn(point()), Arrives(), rules)
+    rules = EpisodeRules(seed=3)
+    outcome = run_episode(GoesOn(point()), Arrives(), rules, stop_at_success=False)
     assert (outcome.success, outcome.ended, outcome.steps) == (True, "success", 21)
     assert "done with it" in outcome.policy_failure.error
 

@@ -11,10 +11,9 @@ import pytest
 from dzrobot import cli
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
-from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.environment import check_fits
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate, merge
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
@@ -226,8 +225,7 @@ def test_the_card_says_what_a_score_depends_on(alone):
 def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, asked, said):
     protocol = replace(PROTOCOLS["custom"], name="named", history=of_protocol)
     spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0")
-    options = PolicyOptions(history=asked)
-    policy = PolicySpec(name="random", embodiment="libero_sim", options=options)
+    policy = PolicySpec(name="random", embodiment="libero_sim", history=asked)
     card = prepare(EvaluationRequest(spec=spec, policy=policy)).card
     assert card["changes"] == said
 

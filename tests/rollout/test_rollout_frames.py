@@ -19,13 +19,13 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
-from dzrobot.rollout.episode import EpisodeRules, PolicyActor, run_episode
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.episode import PolicyActor, run_episode
+from dzrobot.rollout.evaluation.evaluate import evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
-from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
+from dzrobot.rollout.protocol import PROTOCOLS, EpisodeRules, EvalSpec
 from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
 
 MINI = load_embodiment("libero_mini")
@@ -228,7 +228,7 @@ def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
     )  # fmt: skip
     player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
     ready = prepare(EvaluationRequest(spec=spec, policy=player))
-    policy = ready.ready.policy
+    policy = ready.policy
     later = policy.imagine_later
 
     def fail(without):

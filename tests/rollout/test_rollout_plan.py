@@ -13,8 +13,8 @@ from dzrobot.policies.dreamzero.bundled import SCORED, default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints import directory
 from dzrobot.rollout.evaluation.card import REQUEST, keep_card, read_card
 from dzrobot.rollout.evaluation.comparison import read_results
-from dzrobot.rollout.evaluation.evaluate import RunOptions, conclude, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
+from dzrobot.rollout.evaluation.evaluate import conclude, evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, plan, prepare
 from dzrobot.rollout.perturbation import Perturbation
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -78,7 +78,7 @@ def test_a_request_is_the_same_after_a_card(tmp_path):
             first_episode=1, max_steps=4, seed=3, arguments={"resolution": 32},
         ),
         policy=PolicySpec(
-            name="random", embodiment="libero_mini", options=options.PolicyOptions(seed=5)
+            name="random", embodiment="libero_mini", seed=5
         ),
         ablation="shuffle",
         perturbation=Perturbation(axis="noise", level=2),
@@ -126,7 +126,7 @@ def asked(name, task):
         return None
     if name == "lift-100" and suites:
         return None
-    spec = EvalSpec.named(name, suites, env, tasks=(0,) if suites else None, episodes=1,
+    spec = EvalSpec.named(PROTOCOLS[name], suites, env, tasks=(0,) if suites else None, episodes=1,
                           max_steps=4)  # fmt: skip
     return EvaluationRequest(spec=spec)
 

@@ -14,8 +14,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.tiny import write_tiny_checkpoint
-from dzrobot.rollout.evaluation.evaluate import prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, prepare
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile

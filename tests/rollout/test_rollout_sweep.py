@@ -8,7 +8,6 @@ import pytest
 
 from dzrobot.cli import main
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.rollout.evaluation.card import read_card, read_cases
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
 from dzrobot.rollout.evaluation.significance import wilson
@@ -118,7 +117,7 @@ def test_a_server_is_one_of_several_by_its_address():
 
 
 def test_a_server_among_several_is_not_told_what_it_decides():
-    told = replace(ASKED, policy=PolicySpec(options=PolicyOptions(dit_steps=5)))
+    told = replace(ASKED, policy=PolicySpec(dit_steps=5))
     found = read_candidates(told, ["ws://gpu-1:8000", "hold"], Path)
     with pytest.raises(ConfigError, match="--dit-steps: the server decides"):
         plan(found["ws://gpu-1:8000"].request)

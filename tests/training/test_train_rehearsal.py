@@ -19,8 +19,8 @@ from rehearsal.runs import (
 from torch import nn
 
 from dzrobot.policies.dreamzero.network.attention import attend, plain_devices
+from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.prompt import attended_rows
-from dzrobot.policies.dreamzero.network.session import GenerateOptions
 from dzrobot.policies.dreamzero.tiny import tiny_config
 from dzrobot.training.cost.flops import encoder_flops, executed_flops, sample_shape
 from dzrobot.training.cost.memory import Setup
@@ -59,7 +59,7 @@ def step_plan(variant="5b", *, stored=False, **parallel):
 def chunk_plan(variant, *, history, layers=3):
     return ChunkSetup(
         network=network(variant, layers), image_size=ROBOT.image_size, prompt_rows=WORDS,
-        options=GenerateOptions(dit_steps=5, history=history),
+        options=GenerateOptions(dit_steps=5, history="recent" if history else "off"),
     )  # fmt: skip
 
 

@@ -13,16 +13,11 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.policies.base import walk_window
 from dzrobot.policies.dreamzero.bundled import EMBODIMENT, default_checkpoint
-from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
-from dzrobot.rollout.evaluation.evaluate import (
-    EvalProgress,
-    RunOptions,
-    evaluate,
-    prepare,
-)
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import EvalProgress, evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import PolicySpec, load_policy, resolve_policy
 from dzrobot.rollout.policy_use import read_uses
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
@@ -82,7 +77,7 @@ def policy_spec(settings: BenchSettings) -> PolicySpec:
         name=str(default_checkpoint()) if bundled else str(settings.checkpoint),
         embodiment=settings.embodiment or (EMBODIMENT if bundled else None),
         device=settings.device,
-        options=PolicyOptions(compile=settings.compile),
+        compile=settings.compile,
     )
     if not spec.is_checkpoint:
         raise ConfigError(
@@ -100,9 +95,7 @@ def open_specs(specs: Sequence[PolicySpec]) -> list[DreamZeroPolicy]:
         CheckpointError: one cannot be used.
     """
     return [
-        _network(
-            spec, load_policy(resolve_policy(spec, None)).policy if spec.is_checkpoint else None
-        )
+        _network(spec, load_policy(resolve_policy(spec, None)) if spec.is_checkpoint else None)
         for spec in specs
     ]
 
@@ -195,7 +188,7 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
             policy=policy_spec(settings),
         )
     )
-    policy = _network(prepared.plan.request.policy, prepared.ready.policy)
+    policy = _network(prepared.plan.request.policy, prepared.policy)
     marks: list[tuple[float, float]] = []
 
     def mark(far: EvalProgress) -> None:

@@ -166,7 +166,7 @@ def measured_seconds(
     Raises:
         ConfigError: there is nothing that could be recorded.
     """
-    options, found = replace(policy_spec(settings).options, graphs=graphs), {}
+    options, found = replace(policy_spec(settings), graphs=graphs), {}
     for number, (video, steps) in enumerate(WAYS):
         show(number, len(WAYS), f"measuring {_flags((video, steps))}")
         policy = DreamZeroPolicy(parts, replace(options, video=video, dit_steps=steps))

@@ -20,8 +20,8 @@ from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
-from dzrobot.rollout.evaluation.evaluate import RunOptions, evaluate, merge, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import evaluate, merge
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import Summary
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec

@@ -5,7 +5,6 @@ from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.environment import OperatorOptions
 from dzrobot.rollout.facts import EnvironmentFacts
 
 
@@ -37,35 +36,6 @@ def add_teleop_settings(group: Any) -> None:
         "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
         help="setting of the device, such as dead_zone=0.15",
     )  # fmt: skip
-
-
-def add_attention(group: Any) -> None:
-    """Declare the flags that say how the operator of an arm is involved."""
-    group.add_argument(
-        "--unattended", action="store_true",
-        help="arm: move without asking a person, and continue after a lost frame or a slow policy; "
-        "every other stop ends the run all the same",
-    )  # fmt: skip
-    group.add_argument(
-        "--full-speed", action="store_true",
-        help="arm: let a policy or a replay drive a real arm at full speed; an evaluation without "
-        "it is at the workcell's slow_pace",
-    )  # fmt: skip
-    group.add_argument(
-        "--preview", type=flags.whole(0, 65535), metavar="PORT",
-        help="arm: show the cameras on a page of this machine; 0 picks a free port",
-    )  # fmt: skip
-    group.add_argument(
-        "--log", type=flags.path, metavar="FILE",
-        help="arm: where the operator's log goes (default: beside the output)",
-    )  # fmt: skip
-
-
-def read_operator(arguments: argparse.Namespace) -> OperatorOptions:
-    """Return how the operator is involved, as the flags of :func:`add_attention` say."""
-    return OperatorOptions(
-        unattended=arguments.unattended, preview=arguments.preview, log=arguments.log
-    )
 
 
 def check_full_speed(

@@ -4,11 +4,13 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from dzrobot.configuration import parse_value
+from dzrobot.declared import Declared, Flag, Kind, declared
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError
 from dzrobot.files import check_path
@@ -157,9 +159,99 @@ def memory(written: str) -> int:
     return round(float(amount) * 2**30)
 
 
-def dit_steps(written: str) -> str | int:
-    """Type of ``--dit-steps``: a number of network evaluations, or ``dynamic``."""
-    return written if written == "dynamic" else whole(1, 1000)(written)
+READERS: Mapping[Kind, Callable[[str], Any]] = {
+    "device": device,
+    "devices": two_devices,
+    "GiB": memory,
+    "names": names,
+    "numbers": numbers,
+    "path": path,
+    "shard": shard,
+}
+
+
+def declare(
+    group: Any,
+    cls: type,
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    **changes: Mapping[str, Any],
+) -> None:
+    """Declare the flags of a dataclass's fields; see :class:`~dzrobot.declared.Flag`.
+
+    A flag that is left out is None in what the parser returns: see :func:`said`.
+
+    Args:
+        group: Parser, or a group of one.
+        cls: The dataclass.
+        only: Fields whose flags are declared. None: all.
+        without: Fields whose flags are left out.
+        changes: By field, what this command declares otherwise: keywords of ``add_argument``.
+    """
+    for one in declared(cls):
+        if one.field in without or (only is not None and one.field not in only):
+            continue
+        default, text = one.default, one.flag.help
+        plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+        if plain and default != "" and "default" not in text:
+            shown = f"{default:g}" if isinstance(default, float) else default
+            text += f" (default: {shown})"
+        options = {"help": text, "metavar": one.flag.metavar, **_reading(one.type, one.flag)}
+        options |= {"dest": one.dest, **changes.get(one.field, {})}
+        known = {name: value for name, value in options.items() if value is not None}
+        group.add_argument(*one.options, default=None, **known)
+
+
+def said(
+    arguments: argparse.Namespace, cls: type, *, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return what was given of the flags of a dataclass's fields, by field.
+
+    Args:
+        arguments: What the parser returned.
+        cls: The dataclass.
+        without: Fields whose flags were left out, as of :func:`declare`.
+
+    Raises:
+        DzrobotError: what was given cannot become the field's value.
+    """
+    given = vars(arguments)
+    return {
+        one.field: _value(one, given[one.dest])
+        for one in declared(cls)
+        if one.field not in without and given.get(one.dest) is not None
+    }
+
+
+def _value(one: Declared, found: Any) -> Any:
+    value = one.flag.words.get(found, found) if isinstance(found, str) else found
+    return value if one.flag.becomes is None else one.flag.becomes(value)
+
+
+def _reading(of: Any, flag: Flag) -> dict[str, Any]:
+    """Return the keywords of ``add_argument`` that say how the flag's text is read."""
+    kinds = [kind for kind in _kinds(of) if kind is not NoneType]
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    others = [kind for kind in kinds if get_origin(kind) is not Literal]
+    if flag.kind is not None:
+        return {"type": READERS[flag.kind]}
+    if not flag.words and others == [bool]:
+        return {"action": "store_true"}
+    if flag.words or not others:
+        return {"choices": [*words, *flag.words]}
+    if float in others:
+        # A number that may have a fraction; whole ones are written likewise.
+        reader: Callable[[str], Any] = number(flag.least or 0, flag.most or sys.float_info.max)
+    elif int in others:
+        reader = whole(int(flag.least or 0), MANY if flag.most is None else int(flag.most))
+    else:
+        reader = path if others == [Path] else text
+    return {"type": (lambda found: found if found in words else reader(found)) if words else reader}
+
+
+def _kinds(of: Any) -> tuple[Any, ...]:
+    return get_args(of) if get_origin(of) in (UnionType, Union) else (of,)
 
 
 def add_dataset_format(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Flags that say how a run cuts samples, which several commands share."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from dzrobot.commands.options import flags
@@ -10,38 +11,36 @@ from dzrobot.recording.formats import EPISODE_CHOICES
 from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 from dzrobot.training.sft_config import DamagedFiles, DataConfig, ModelConfig
 
+_OF_A_RUN: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("data", "sampling_mode"): {
+        "choices": ["aligned", "multi_anchor"],
+        "help": "data.sampling_mode of the run (default: the robot's)",
+    },
+    ("data", "frame_grid"): {"choices": sorted(FRAME_GRIDS)},
+    ("data", "video_in_chunk_offsets"): {"type": flags.numbers, "metavar": "0,N,..."},
+    ("data", "macro_stride"): {"type": flags.whole(1)},
+    ("model", "action_horizon"): {"type": flags.whole(1)},
+    ("model", "max_chunk_size"): {"type": flags.whole(1)},
+    ("data", "pad_tail"): {
+        "action": "store_true",
+        "help": "data.pad_tail of the run: samples repeat an episode's last row",
+    },
+    ("data", "episodes"): {
+        "choices": EPISODE_CHOICES,
+        "help": "data.episodes of the run (default: successes, those not marked as failures)",
+    },
+}
+"""Section and field of a recipe -> the flag that says it."""
+
 
 def add_sampling(group: Any) -> None:
     """Declare the flags that say how a run will cut samples; see :func:`sampled_robot`."""
     group.add_argument(
         "--recipe", type=flags.text, help="take all of it from this recipe, as `dzrobot train` does"
     )
-    group.add_argument(
-        "--sampling-mode", choices=["aligned", "multi_anchor"],
-        help="data.sampling_mode of the run (default: the robot's)",
-    )  # fmt: skip
-    group.add_argument(
-        "--frame-grid", choices=sorted(FRAME_GRIDS), help="data.frame_grid of the run"
-    )
-    group.add_argument(
-        "--video-in-chunk-offsets", type=flags.numbers, metavar="0,N,...",
-        help="data.video_in_chunk_offsets of the run",
-    )  # fmt: skip
-    group.add_argument("--macro-stride", type=flags.whole(1), help="data.macro_stride of the run")
-    group.add_argument(
-        "--action-horizon", type=flags.whole(1), help="model.action_horizon of the run"
-    )
-    group.add_argument(
-        "--max-chunk-size", type=flags.whole(1), help="model.max_chunk_size of the run"
-    )
-    group.add_argument(
-        "--pad-tail", action="store_true", default=None,
-        help="data.pad_tail of the run: samples repeat an episode's last row",
-    )  # fmt: skip
-    group.add_argument(
-        "--episodes", choices=EPISODE_CHOICES,
-        help="data.episodes of the run (default: successes, those not marked as failures)",
-    )  # fmt: skip
+    for (section, name), options in _OF_A_RUN.items():
+        words = {"help": f"{section}.{name} of the run", "default": None, **options}
+        group.add_argument(f"--{name.replace('_', '-')}", **words)
 
 
 def add_damaged(parser: Any) -> None:
@@ -79,18 +78,9 @@ def sampled_robot(
         ConfigError: There is no such recipe, or the flags do not go together.
     """
     sections = recipe_sections(arguments.recipe)
-    given = {
-        ("data", "sampling_mode"): arguments.sampling_mode,
-        ("data", "frame_grid"): arguments.frame_grid,
-        ("data", "video_in_chunk_offsets"): arguments.video_in_chunk_offsets,
-        ("data", "macro_stride"): arguments.macro_stride,
-        ("data", "pad_tail"): arguments.pad_tail,
-        ("data", "episodes"): arguments.episodes,
-        ("data", "on_corrupt"): getattr(arguments, "damaged", None),
-        ("model", "action_horizon"): arguments.action_horizon,
-        ("model", "max_chunk_size"): arguments.max_chunk_size,
-    }
-    for (section, name), value in given.items():
-        if value is not None:
+    for section, name in _OF_A_RUN:
+        if (value := vars(arguments)[name]) is not None:
             sections[section][name] = value
+    if (damaged := vars(arguments).get("damaged")) is not None:
+        sections["data"]["on_corrupt"] = damaged
     return robot_of_run(tag, datasets, sections)

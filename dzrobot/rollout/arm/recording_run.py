@@ -120,7 +120,7 @@ class Driving:
             return self._person(env)
         person = None if self.device is None else self._person(env)
         factory = found.spec.in_worker
-        policy = load_policy(found).policy if factory is None else beside(factory, env)
+        policy = load_policy(found) if factory is None else beside(factory, env)
         assert policy is not None, "every other policy is loaded"
         acting = PolicyActor(policy=policy)
         return acting if person is None else WatchedPolicy(acting, person)

@@ -9,10 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from dzrobot.declared import Flag
 from dzrobot.documents import read_bytes, shorten
 from dzrobot.embodiments.action_conventions import check_holds
 from dzrobot.embodiments.spec import Embodiment
@@ -162,20 +163,38 @@ _SOFT = 3
 class ExecutionOptions:
     """What the user wants."""
 
-    execution: Execution = "sync"
-    latency: Latency | None = None
+    execution: Annotated[Execution, Flag(
+        "sync: hold still until the next plan is there; naive: go over to it when it is; rtc: "
+        "have it continue the running one; trained: likewise, by a network trained for it; "
+        "ensemble: average all plans of a step (default: time stands still)",
+    )] = "sync"  # fmt: skip
+    latency: Annotated[Latency | None, Flag(
+        f"of a plan, in simulators, on a clock that follows their steps: {WAYS}; presets in "
+        "use: 0.2 and 0.6",
+        metavar="TIME", becomes=parse_latency,
+    )] = None  # fmt: skip
     """Latency on a simulator's virtual clock; None: zero there, and real time on an arm."""
 
-    first_plan: Literal["charged", "free"] = "charged"
+    first_plan: Annotated[Literal["charged", "free"], Flag(
+        "whether the first plan of an episode takes time as well",
+    )] = "charged"  # fmt: skip
     """Whether the first plan of an episode takes time as well."""
 
-    strength: float | None = None
+    strength: Annotated[float | None, Flag(
+        "most that rtc multiplies its guidance by (default: the number of solver steps)",
+        name="rtc-strength", metavar="BETA", least=0, most=1000,
+    )] = None  # fmt: skip
     """Most that the guidance of ``rtc`` is multiplied by; None: the number of solver steps."""
 
-    weights: Literal["linear", "exp"] = "linear"
+    weights: Annotated[Literal["linear", "exp"], Flag(
+        "how the overlap with the running plan fades", name="rtc-weights",
+    )] = "linear"  # fmt: skip
     """How the overlap of ``rtc`` fades."""
 
-    decay: float | None = None
+    decay: Annotated[float | None, Flag(
+        f"the i-th oldest plan of an ensemble weighs exp(-M i) (default: {DECAY})",
+        name="ensemble-decay", metavar="M", least=-100, most=100,
+    )] = None  # fmt: skip
     """Decay in an ``ensemble``: the i-th oldest plan weighs exp(-decay i), from 0; None: 0.01."""
 
     def __post_init__(self) -> None:

@@ -40,8 +40,9 @@ from dzrobot.rollout.environment import (
     made_environment,
     needed_robot,
 )
-from dzrobot.rollout.episode import EpisodeResult, EpisodeRules, run_episode
+from dzrobot.rollout.episode import EpisodeResult, run_episode
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
+from dzrobot.rollout.protocol import EpisodeRules
 
 PLAN_FILE = formats.COLLECTION
 
@@ -201,8 +202,9 @@ class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
 def run_attempt(plan: CollectionPlan, seed: int) -> Attempt:
     """Run one attempt from ``seed`` in this process's environment."""
     env = DemonstrationEnv(NoisyActions(_environment(plan), plan.noise), plan)
-    rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed), stop_at_success=False)
-    outcome = run_episode(env, PrivilegedActor(_policy_name(plan), seed), rules)
+    rules = EpisodeRules(seed=seed, init_state_id=plan.init_state_id(seed))
+    actor = PrivilegedActor(_policy_name(plan), seed)
+    outcome = run_episode(env, actor, rules, stop_at_success=False)
     return Attempt(replace(outcome, success=env.succeeded), env.frames if env.succeeded else [])
 
 

@@ -21,7 +21,8 @@ from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch
 from dzrobot.rng import seed_sequence
-from dzrobot.rollout.episode import Actor, EpisodeResult, EpisodeRules, run_episode
+from dzrobot.rollout.episode import Actor, EpisodeResult, run_episode
+from dzrobot.rollout.protocol import EpisodeRules
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")
@@ -284,10 +285,10 @@ def replay(
     rules = EpisodeRules(
         seed=recording.seed or 0,
         init_state_id=recording.start,
-        stop_at_success=False,
         max_steps=len(recording.actions),
     )
-    outcome = run_episode(env, ReplayActor(recording.actions, robot), rules, watch=watch)
+    actor = ReplayActor(recording.actions, robot)
+    outcome = run_episode(env, actor, rules, stop_at_success=False, watch=watch)
     return outcome, np.stack(seen)
 
 

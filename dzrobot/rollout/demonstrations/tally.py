@@ -21,7 +21,8 @@ from dzrobot.rollout.demonstrations.record import (
     RecordedEpisode,
     record_episode,
 )
-from dzrobot.rollout.episode import Actor, EpisodeRules
+from dzrobot.rollout.episode import Actor
+from dzrobot.rollout.protocol import EpisodeRules
 
 
 def most_attempts(episodes: int) -> int:

@@ -24,15 +24,14 @@ from dzrobot import files
 from dzrobot.cluster import Cluster, Needs, own_error
 from dzrobot.errors import ProtocolError, printable
 from dzrobot.rollout.evaluation.card import refuse_other_code, refuse_unlike
-from dzrobot.rollout.evaluation.evaluate import Opened, RunOptions, pool_opener, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOptions, prepare
+from dzrobot.rollout.evaluation.workers import WORKER_DIED, pool_opener
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.policy_use import RUNS_FILE
 from dzrobot.rollout.predictions import prediction_files
-from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import EnvironmentKey, LocalQueue, environment_key
+from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, environment_key
+from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import ERROR_FOLDER, LOCK_FILE, Record, storing
-from dzrobot.rollout.workers import WORKER_DIED
 
 _log = logging.getLogger(__name__)
 

@@ -1,16 +1,23 @@
-"""An evaluation from beginning to end; interrupted at any point, it resumes where it stopped."""
+"""An evaluation from beginning to end, and all evaluations of one command, here or on a cluster.
 
-import math
+Interrupted at any point, it resumes where it stopped.
+"""
+
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from dzrobot.code_identity import package_code
-from dzrobot.errors import ConfigError
+from rich.console import Console
+
+from dzrobot.errors import ConfigError, counted
+from dzrobot.process import terminable, world_size
+from dzrobot.progress import progress_bar
+from dzrobot.rollout.environment import KeptEnvironment, OperatorOptions, make_environment
 from dzrobot.rollout.evaluation.card import (
+    card_digest,
     keep_card,
     own_code,
     read_card,
@@ -21,80 +28,25 @@ from dzrobot.rollout.evaluation.card import (
     with_code_of,
 )
 from dzrobot.rollout.evaluation.planning import (
-    EvaluationPlan,
     EvaluationRequest,
     Exclusion,
+    Opened,
+    RunOptions,
+    open_plan,
     plan,
     refuse_excluded,
 )
 from dzrobot.rollout.evaluation.report import Summary, summarize, write_summary
-from dzrobot.rollout.footage import Wanted
-from dzrobot.rollout.policy_spec import LoadedPolicy, load_policy
-from dzrobot.rollout.policy_use import measured, read_uses
+from dzrobot.rollout.evaluation.tables import logged_numbers, print_card, title
+from dzrobot.rollout.evaluation.workers import pool_opener
+from dzrobot.rollout.policy_spec import PolicySpec
+from dzrobot.rollout.policy_use import read_uses
 from dzrobot.rollout.protocol import EpisodeSpec, shard_of
-from dzrobot.rollout.queue import EpisodeEngine, LocalQueue
+from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import Record, RecordFile, locked, remove_unfinished
-from dzrobot.rollout.workers import Acting, KeptEnvironment, RolloutSettings, WorkerPool
 
 if TYPE_CHECKING:
-    pass
-
-PREDICTED_EPISODES = 100
-"""Most episodes of which predictions are kept by default."""
-
-OpenEngine = Callable[[Path], AbstractContextManager[EpisodeEngine]]
-"""Opens what runs the episodes of an evaluation; takes the results folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How it is run; none of this changes a result."""
-
-    workers: int = 1
-    """Processes that step environments; 0: everything in this process."""
-
-    videos: Wanted = "all"
-    """Which episodes a video is kept of."""
-
-    predictions: bool | None = None
-    """Whether what the policy predicts is kept for the report. None: where it predicts, of at most
-    `PREDICTED_EPISODES` episodes."""
-
-    shard: tuple[int, int] = (0, 1)
-    """Which part of the run this is, and of how many."""
-
-    batch_window_s: float = 0.0
-    """Where the evaluation is batched: longest time that an episode whose plan is due waits for
-    others to share its call."""
-
-    max_errors: int = 10
-    """Episodes that may end in an exception before this run gives up."""
-
-    enough: Callable[[Mapping[str, Record]], bool] = lambda _: False
-    """Asked with all records by case before the first episode and after each: whether the rest
-    need not be run."""
-
-    environment: KeptEnvironment | None = None
-    """Opens the environments of this process, and keeps the last one open when the run is over.
-    None: it is closed."""
-
-    only: frozenset[str] | None = None
-    """Names of the cases that are run now, where not all are."""
-
-    variables: Sequence[Mapping[str, str]] = ()
-    """Environment variables of the ``workers``, in turn: where each one draws, say."""
-
-    engine: OpenEngine | None = None
-    """What runs the episodes. None: ``workers`` of this process."""
-
-    allow_other_code: bool = False
-    """Whether a folder may be resumed whose results are of other code; its card lists both."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ConfigError(f"workers={self.workers}: give 0 or more")
-        if not 0 <= self.batch_window_s < math.inf:
-            raise ConfigError(f"batch_window_s={self.batch_window_s}: give 0 or more, in seconds")
+    from dzrobot.cluster import Cluster, ClusterOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,62 +67,6 @@ class EvalProgress:
 
     errors: int
     """Episodes that ended in an exception."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """An evaluation that is ready to run."""
-
-    plan: EvaluationPlan
-    """What is run."""
-
-    ready: LoadedPolicy
-    """The policy, loaded; none of :meth:`elsewhere`."""
-
-    card: Mapping[str, Any] = field(repr=False)
-    """The plan written down: all that the results depend on."""
-
-    def elsewhere(self) -> Self:
-        """Return this for another process: without what only this one can use."""
-        found = replace(self.plan.found, checkpoint=None)
-        ready = replace(self.ready, policy=None, round_trips=str)
-        return replace(self, plan=replace(self.plan, found=found), ready=ready)
-
-
-def open_plan(planned: EvaluationPlan) -> Opened:
-    """Load the policy of a plan.
-
-    Args:
-        planned: What :func:`~dzrobot.rollout.evaluation.planning.plan` found.
-
-    Raises:
-        CheckpointError: the policy cannot be loaded.
-        ConfigError: it cannot act as is asked for.
-    """
-    ready = load_policy(planned.found)
-    if planned.schedule is not None:
-        from dzrobot.rollout.asynchronous.engine import check_policy
-
-        check_policy(ready.policy, planned.schedule)
-    if planned.request.batched and not (ready.policy is not None and ready.policy.can.batches):
-        raise ConfigError(
-            "--batch gives several episodes to a policy in one call, and "
-            f"{planned.found.spec.label} takes one at a time (it has no act_batch): leave --batch "
-            "out"
-        )
-    return Opened(plan=planned, ready=ready, card=planned.card(ready))
-
-
-def prepare(request: EvaluationRequest) -> Opened:
-    """Find, check and load all that is evaluated.
-
-    Args:
-        request: What is asked for.
-
-    Raises:
-        DzrobotError: something is unknown, missing, or does not fit together.
-    """
-    return open_plan(plan(request))
 
 
 def evaluate(
@@ -277,99 +173,6 @@ def conclude(output: Path, shard: tuple[int, int] = (0, 1)) -> Summary:
     return summary
 
 
-def pool_opener(opened: Opened, options: RunOptions) -> OpenEngine:
-    """Return what opens the workers of this process.
-
-    Raises:
-        ConfigError: predictions are asked for, and there are none.
-    """
-    plan, policy = opened.plan, opened.ready.policy
-    request, predicts = plan.request, _predicts(opened, options)
-    engines = None
-    if plan.schedule is not None:
-        from dzrobot.rollout.asynchronous.engine import Engines
-
-        hands = {name: facts.hand_position for name, facts in plan.facts.items()}
-        engines = Engines(plan.schedule, request.spec.seed, hands).actor
-    # Beside an arm, nothing waits for a trace of kernels.
-    device = None if plan.moves_an_arm else opened.ready.card.get("device")
-
-    @contextmanager
-    def pool(folder: Path) -> Iterator[WorkerPool]:
-        settings = RolloutSettings(
-            folder=folder,
-            arguments=plan.arguments,
-            stop_at_success=request.spec.protocol.stop_at_success,
-            privileged=request.policy.in_worker,
-            ablation=request.ablation,
-            perturbation=request.perturbation,
-            videos=options.videos,
-            code=package_code().content,
-            photos=plan.moves_an_arm,
-            variables=options.variables,
-        )
-        acting = Acting(
-            policy=policy,
-            batched=request.batched,
-            window_s=options.batch_window_s,
-            engines=engines,
-            predictions=folder if predicts else None,
-        )
-        # One process holds the stop, the keyboard and the lock of an arm.
-        count = 0 if plan.moves_an_arm else options.workers
-        with (
-            measured(policy, device, folder),
-            WorkerPool(settings, acting, count, environment=options.environment) as workers,
-        ):
-            yield workers
-
-    return pool
-
-
-def _predicts(opened: Opened, options: RunOptions) -> bool:
-    """Return whether predictions are kept.
-
-    Raises:
-        ConfigError: they are asked for, and there are none.
-    """
-    why = next((text for excludes, text in _UNPREDICTED if excludes(opened)), None)
-    if why is None:
-        few = len(opened.plan.cases) <= PREDICTED_EPISODES
-        return few if options.predictions is None else options.predictions
-    if options.predictions:
-        raise ConfigError(f"--predictions on: {why(opened)}; leave it out")
-    return False
-
-
-def _video(opened: Opened) -> str:
-    return str(opened.ready.card.get("video", "full"))
-
-
-_UNPREDICTED: tuple[tuple[Callable[[Opened], bool], Callable[[Opened], str]], ...] = (
-    (
-        lambda opened: _video(opened) != "full",
-        lambda opened: f"with --video {_video(opened)} the policy predicts no video",
-    ),
-    (
-        lambda opened: opened.ready.policy is None or not opened.ready.policy.can.predicts,
-        lambda _: "the policy predicts no video that could be kept",
-    ),
-    (
-        lambda opened: opened.plan.request.batched,
-        lambda _: "with --batch no episode is asked for its own plan",
-    ),
-    (
-        lambda opened: opened.plan.moves_an_arm,
-        lambda _: "an arm is not to wait until a video is decoded",
-    ),
-    (
-        lambda opened: opened.plan.schedule is not None,
-        lambda _: "with --execution or --latency plans overlap",
-    ),
-)
-"""When there are no predictions, and why."""
-
-
 def merge(output: Path, parts: Sequence[Path], *, allow_other_code: bool = False) -> Summary:
     """Put the shards of one evaluation together in ``output``, and return the summary of all.
 
@@ -452,3 +255,177 @@ def _merge_one(merged: RecordFile, shard: RecordFile, folder: Path, output: Path
             video = os.path.relpath(folder / video, output)
         if known is None or known.error is not None or known.result() != record.result():
             merged.add(replace(record, video=video))
+
+
+Log = Callable[[int, Mapping[str, float | int | None]], None]
+"""Takes a step and its numbers."""
+
+Logger = Callable[[str | None, Path, Mapping[str, Any]], AbstractContextManager[Log]]
+"""Opens an experiment logger: project (None: nothing is logged), folder of results, settings."""
+
+
+@contextmanager
+def unlogged(project: str | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
+    """Yield a logger that drops everything."""
+    yield lambda _, __: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One evaluation that was run."""
+
+    summary: Summary
+    folder: Path
+    title: str
+    """Title of its table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSession:
+    """Runs evaluations: where, how, and who watches; none of this changes a result."""
+
+    console: Console
+    options: RunOptions = field(default_factory=RunOptions)
+    workers_given: bool = True
+    """Whether the number of workers was chosen; otherwise an arm takes none."""
+
+    output: Path | None = None
+    """Results folder, or the parent of several. None: below results/, by the card."""
+
+    operator: OperatorOptions = field(default_factory=OperatorOptions)
+    """How the operator of an arm is involved."""
+
+    ray: "ClusterOptions | None" = None
+    """Where the episodes run, beyond this process; None: nowhere."""
+
+    cluster: "Cluster | None" = None
+    """The same, once it is connected."""
+
+    project: str | None = None
+    """Project of the experiment logger; None: nothing is logged."""
+
+    logger: Logger = unlogged
+
+    def parent(self, what: str) -> Path:
+        """Return the folder of several results.
+
+        Args:
+            what: Writes them, for the message.
+
+        Raises:
+            ConfigError: none was chosen.
+        """
+        if self.output is None:
+            raise ConfigError(
+                f"{what} writes several folders: choose their parent with --output DIR"
+            )
+        return self.output
+
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def run(
+        self,
+        request: EvaluationRequest,
+        output: Path | None = None,
+        *,
+        is_tracked: bool = True,
+        ending: Callable[[RunOptions, Mapping[str, Any]], RunOptions] = lambda options, _: options,
+    ) -> Finished:
+        """Run one evaluation, and return what it found.
+
+        Args:
+            request: What is evaluated.
+            output: Results folder; None: the session's.
+            is_tracked: Whether it gets a run of its own in the experiment logger.
+            ending: Given how the evaluation is run, and its card, returns how it is run with the
+                rule that ends it.
+        """
+        opened, options = self._opened(request)
+        for line in opened.plan.notes:
+            self.say(line)
+        folder = (
+            output
+            or self.output
+            or Path("results")
+            / (
+                f"{opened.plan.request.spec.label}-{opened.plan.found.spec.label}-"
+                f"{card_digest(opened.card)}"
+            )
+        )
+        if opened.plan.moves_an_arm and not self.workers_given:
+            options = replace(options, workers=0)
+        options = ending(options, opened.card)
+        print_card(self.console, opened.card, folder)
+        with self.logger(self.project if is_tracked else None, folder, opened.card) as log:
+            run = self._run_on_arm if opened.plan.moves_an_arm else _run_in_simulation
+            summary = run(opened, folder, options)
+            log(summary.total.episodes, logged_numbers(summary))
+        if opened.policy is not None and (report := opened.policy.report()):
+            self.say(report)
+        return Finished(summary=summary, folder=folder, title=title(read_card(folder)))
+
+    def _opened(self, request: EvaluationRequest) -> tuple[Opened, RunOptions]:
+        """Return the evaluation, its policy loaded here or by actors, and how it is run."""
+        if self.cluster is None:
+            return open_plan(plan(request)), self.options
+        from dzrobot.rollout.evaluation.actors import ActorGroup
+
+        group = ActorGroup(self.cluster, request, self.options)
+        return group.opened, replace(self.options, engine=group.engine)
+
+    def _run_on_arm(self, opened: Opened, output: Path, options: RunOptions) -> Summary:
+        from dzrobot.rollout.arm.attended import attended
+
+        log = self.operator.log or output / "operator.jsonl"
+        with attended(replace(self.operator, title="dzrobot eval", log=log)) as people:
+            first = opened.plan.cases[0]
+            arguments = opened.plan.arguments[first.env]
+            with closing(make_environment(first, arguments, render=False)) as env:
+                people.attend(env)
+
+            def show(far: EvalProgress) -> None:
+                people.progress(f"{far.done} of {counted(far.total, 'episode')}; {_progress(far)}")
+
+            with closing(KeptEnvironment(people.opened)) as kept:
+                return evaluate(opened, output, replace(options, environment=kept), show)
+
+
+def run_session(
+    session: EvaluationSession, policy: PolicySpec, direct: Callable[[EvaluationSession], int]
+) -> int:
+    """Run the evaluations of one command, and return the exit code.
+
+    Args:
+        session: How they are run.
+        policy: Whose devices an actor on a cluster occupies.
+        direct: Runs the evaluations and prints their results.
+
+    Raises:
+        ConfigError: torchrun has started several processes.
+    """
+    if world_size() > 1:
+        raise ConfigError(
+            f"torchrun has started {world_size()} processes, and Ray runs an evaluation on many "
+            "GPUs and machines: dzrobot eval ... --ray (one command; see docs/guides/evaluate.md)"
+        )
+    if session.ray is None:
+        return direct(session)
+    from dzrobot.cluster import connected
+    from dzrobot.rollout.evaluation.actors import needs_of
+
+    with connected(session.ray, needs_of(policy, session.options.workers)) as cluster:
+        return direct(replace(session, cluster=cluster))
+
+
+def _run_in_simulation(opened: Opened, output: Path, options: RunOptions) -> Summary:
+    with progress_bar("episodes") as advance, terminable():
+        return evaluate(
+            opened, output, options, lambda far: advance(far.done, far.total, _progress(far))
+        )
+
+
+def _progress(progress: EvalProgress) -> str:
+    failed = f", {progress.errors} errors" if progress.errors else ""
+    return f"{progress.successes} of {progress.done} succeeded{failed}"

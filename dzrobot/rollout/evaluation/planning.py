@@ -4,20 +4,26 @@ An environment is made and looked at once, and a checkpoint opened once; what th
 plan. See :mod:`~dzrobot.rollout.evaluation.evaluate` for what is done with it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from dzrobot.code_identity import CODE, code_with
+from dzrobot.declared import Flag
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.base import Policy
 from dzrobot.rollout.asynchronous.execution import ZERO, ExecutionOptions, schedule
 from dzrobot.rollout.environment import (
+    KeptEnvironment,
     accepts_same,
     at_full_speed,
     check_fits,
@@ -29,17 +35,20 @@ from dzrobot.rollout.environment import (
 )
 from dzrobot.rollout.evaluation.card import REQUEST, build_card
 from dzrobot.rollout.facts import EnvironmentFacts, facts_of
+from dzrobot.rollout.footage import Wanted
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import (
     BUNDLED,
     REMOTE,
-    LoadedPolicy,
     PolicySpec,
     ResolvedPolicy,
+    load_policy,
     refuse_local,
     resolve_policy,
 )
 from dzrobot.rollout.protocol import EpisodeSpec, EvalSpec, plan_episodes
+from dzrobot.rollout.queue import EpisodeEngine
+from dzrobot.rollout.records import Record
 
 if TYPE_CHECKING:
     from dzrobot.rollout.asynchronous.execution import Schedule
@@ -55,13 +64,18 @@ class EvaluationRequest:
     policy: PolicySpec = field(default_factory=PolicySpec)
     """Who acts."""
 
-    ablation: Ablation = "none"
+    ablation: Annotated[Ablation, Flag(
+        "corrupt what the policy sees: tiles of 8 x 8 pixels change places, or the first images "
+        "of another initial state are shown throughout", name="ablate-images",
+    )] = "none"  # fmt: skip
     """What is done to the images that the policy sees, to show that it looks."""
 
     perturbation: Perturbation | None = None
     """What makes the episodes harder than the protocol's. None: nothing."""
 
-    batched: bool = False
+    batched: Annotated[bool, Flag(
+        "act for waiting episodes in one call: faster on a GPU, last bits vary", name="batch",
+    )] = False  # fmt: skip
     """Whether the policy acts for several episodes in one call; the last bits then vary."""
 
     execution: ExecutionOptions | None = None
@@ -73,7 +87,7 @@ class EvaluationRequest:
     def written(self) -> dict[str, Any] | None:
         """Return this as plain values; None where an environment is given what no file can hold."""
         try:
-            plain: dict[str, Any] = _REQUEST.dump_python(self, mode="json")
+            plain: dict[str, Any] = _of_requests().dump_python(self, mode="json")
         except PydanticSerializationError:
             return None
         return plain
@@ -96,7 +110,101 @@ class EvaluationRequest:
         return validated(written, cls, f"{REQUEST} on the card", ProtocolError)
 
 
-_REQUEST: TypeAdapter[EvaluationRequest] = TypeAdapter(EvaluationRequest)
+@cache
+def _of_requests() -> TypeAdapter[EvaluationRequest]:
+    """Return what writes requests; made when a card is written, not in every worker."""
+    return TypeAdapter(EvaluationRequest)
+
+
+Variables = Sequence[Mapping[str, str]]
+"""Environment variables of simulators, in turn."""
+
+PREDICTED_EPISODES = 100
+"""Most episodes of which predictions are kept by default."""
+
+OpenEngine = Callable[[Path], AbstractContextManager[EpisodeEngine]]
+"""Opens what runs the episodes of an evaluation; takes the results folder."""
+
+
+def render_variables(devices: Sequence[int]) -> Variables:
+    """Return the environment variables of simulators, in turn.
+
+    Args:
+        devices: Numbers of the machine's EGL devices.
+    """
+    from dzrobot.envs.mujoco.simulator import DEVICE_VARIABLE
+
+    return tuple({DEVICE_VARIABLE: str(device)} for device in devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How it is run; none of this changes a result."""
+
+    workers: Annotated[int, Flag("simulators; an arm takes one process", least=0, most=1024)] = 1
+    """Processes that step environments; 0: everything in this process."""
+
+    videos: Annotated[Wanted, Flag(
+        "episodes to film; without films, images that nothing reads are not drawn",
+    )] = "all"  # fmt: skip
+    """Which episodes a video is kept of."""
+
+    predictions: Annotated[bool | None, Flag(
+        "keep what the policy predicts, for `dzrobot report` (default: on for up to "
+        f"{PREDICTED_EPISODES} episodes of a policy that predicts)",
+        words={"on": True, "off": False},
+    )] = None  # fmt: skip
+    """Whether what the policy predicts is kept for the report. None: where it predicts, of at most
+    `PREDICTED_EPISODES` episodes."""
+
+    shard: Annotated[tuple[int, int], Flag(
+        "part I (from 0) of N parts (default: 0/1)", metavar="I/N", kind="shard",
+    )] = (0, 1)  # fmt: skip
+    """Which part of the run this is, and of how many."""
+
+    batch_window_s: Annotated[float, Flag(
+        "with --batch: longest time that an episode whose plan is due waits for others; it waits "
+        "no longer once all do",
+        name="batch-window-ms", metavar="MS", least=0, most=60_000, becomes=lambda ms: ms / 1000,
+    )] = 0.0  # fmt: skip
+    """Where the evaluation is batched: longest time that an episode whose plan is due waits for
+    others to share its call."""
+
+    max_errors: Annotated[int, Flag("exceptions before giving up", least=1)] = 10
+    """Episodes that may end in an exception before this run gives up."""
+
+    enough: Callable[[Mapping[str, Record]], bool] = lambda _: False
+    """Asked with all records by case before the first episode and after each: whether the rest
+    need not be run."""
+
+    environment: KeptEnvironment | None = None
+    """Opens the environments of this process, and keeps the last one open when the run is over.
+    None: it is closed."""
+
+    only: frozenset[str] | None = None
+    """Names of the cases that are run now, where not all are."""
+
+    variables: Annotated[Variables, Flag(
+        "EGL devices that simulators draw with in turn, such as 1 or 0-3; with --ray, the actors "
+        "of a machine share them out (default: the first one)",
+        name="render-device", metavar="N,N", kind="numbers",
+        becomes=lambda devices: render_variables(devices),
+    )] = ()  # fmt: skip
+    """Environment variables of the ``workers``, in turn: where each one draws, say."""
+
+    engine: OpenEngine | None = None
+    """What runs the episodes. None: ``workers`` of this process."""
+
+    allow_other_code: Annotated[bool, Flag(
+        "put results of different code into one table; the card then lists each code",
+    )] = False  # fmt: skip
+    """Whether a folder may be resumed whose results are of other code; its card lists both."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers={self.workers}: give 0 or more")
+        if not 0 <= self.batch_window_s < math.inf:
+            raise ConfigError(f"batch_window_s={self.batch_window_s}: give 0 or more, in seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +240,16 @@ class EvaluationPlan:
         """Whether an environment drives an arm, real or emulated."""
         return any(facts.moves_an_arm for facts in self.facts.values())
 
-    def card(self, ready: LoadedPolicy) -> dict[str, Any]:
+    def card(self, policy: Policy | None) -> dict[str, Any]:
         """Return this plan written down, with what the policy says of itself.
 
         Args:
-            ready: The policy, loaded.
+            policy: Loaded; None of one that lives beside its environment.
         """
-        request = self.request
-        behavior = {**ready.card, "embodiment": ready.robot.tag, "ablation": request.ablation}
+        request, found = self.request, self.found
+        behavior = {
+            **found.card(policy), "embodiment": found.robot.tag, "ablation": request.ablation,
+        }  # fmt: skip
         if request.batched:
             behavior["batched"] = True
         spec = replace(request.spec, policy_changes=self.changes)
@@ -148,7 +258,7 @@ class EvaluationPlan:
             card[PERTURBATION] = request.perturbation.card()
         if self.schedule is not None:
             card["execution"] = self.schedule.card()
-        card[CODE] = [code_with(self._modules(ready)).plain()]
+        card[CODE] = [code_with(self._modules(policy)).plain()]
         # A card does not say where an arm or a server is.
         elsewhere = request.policy.server is not None or any(
             facts.moves_an_arm or facts.remote is not None for facts in self.facts.values()
@@ -157,13 +267,32 @@ class EvaluationPlan:
             card[REQUEST] = written
         return card
 
-    def _modules(self, ready: LoadedPolicy) -> Iterator[str]:
+    def _modules(self, policy: Policy | None) -> Iterator[str]:
         """Yield the modules that a user has named: of environments, the robot and the policy."""
         for name in self.facts:
             yield from modules_of(name)
         for reference in (self.request.policy.name, self.request.policy.embodiment or ""):
             yield reference.partition(":")[0]
-        yield type(ready.policy).__module__
+        yield type(policy).__module__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An evaluation that is ready to run."""
+
+    plan: EvaluationPlan
+    """What is run."""
+
+    policy: Policy | None
+    """Loaded; None of one that lives beside its environment, and of :meth:`elsewhere`."""
+
+    card: Mapping[str, Any] = field(repr=False)
+    """The plan written down: all that the results depend on."""
+
+    def elsewhere(self) -> Self:
+        """Return this for another process: without what only this one can use."""
+        found = replace(self.plan.found, checkpoint=None)
+        return replace(self, plan=replace(self.plan, found=found), policy=None)
 
 
 Exclusion = tuple[Callable[..., bool], str]
@@ -233,13 +362,13 @@ def plan(request: EvaluationRequest) -> EvaluationPlan:
     if request.perturbation is not None:
         for name, own in facts.items():
             request.perturbation.check(name, own.perturbations)
-    settled = _settled(policy.options, spec, found.robot, timed)
+    settled = _settled(policy, spec, found.robot, timed)
     planned = EvaluationPlan(
         request=request,
         cases=cases,
         arguments=arguments,
         facts=facts,
-        found=replace(found, spec=replace(policy, options=settled)),
+        found=replace(found, spec=settled),
         schedule=timed,
         changes=tuple(_changes(request, found.robot, timed)),
         notes=tuple(notes),
@@ -307,37 +436,37 @@ def with_bundled(request: EvaluationRequest) -> tuple[EvaluationRequest, list[st
         return request, []
     from dzrobot.policies.dreamzero import bundled
 
-    spec, acts = request.spec, request.policy.options
+    spec, policy = request.spec, request.policy
     try:
         task = bundled.bundled_task(*spec.environments)
     except ConfigError:
         # Of an arm, another message helps more.
         for name in spec.environments if spec.env is not None else ():
-            _refuse_no_policy(name, look_at(name, None, spec.arguments), request.policy)
+            _refuse_no_policy(name, look_at(name, None, spec.arguments), policy)
         raise
     checkpoint = str(bundled.default_checkpoint(task))
     arguments = {"resolution": bundled.RESOLUTION, **spec.arguments}
     note = f"No --checkpoint: the bundled tiny policy in {checkpoint}; "
     note += f"--env-arg resolution={arguments['resolution']}"
-    unset = {n: value for n, value in bundled.SCORED[task].items() if vars(acts)[n] is None}
+    unset = {n: value for n, value in bundled.SCORED[task].items() if vars(policy)[n] is None}
     for name, value in unset.items():
         note += f" --{name.replace('_', '-')} {value}"
-    policy = replace(request.policy, name=checkpoint, options=replace(acts, **unset))
+    policy = replace(policy, name=checkpoint, **unset)
     spec = replace(spec, arguments=arguments)
     return replace(request, spec=spec, policy=policy), [note]
 
 
 def _settled(
-    options: PolicyOptions, spec: EvalSpec, robot: Embodiment, timed: "Schedule | None"
-) -> PolicyOptions:
-    """Return the options with what the protocol says of them."""
+    policy: PolicySpec, spec: EvalSpec, robot: Embodiment, timed: "Schedule | None"
+) -> PolicySpec:
+    """Return how the policy acts, with what the protocol says of it."""
     protocol = spec.protocol
     return replace(
-        options,
-        history=options.history or protocol.history or robot.history,
-        noise=options.noise or protocol.noise,
-        noise_slots=options.noise_slots or protocol.slots,
-        execute=options.execute if timed is None else timed.execute,
+        policy,
+        history=policy.history or protocol.history or robot.history,
+        noise=policy.noise or protocol.noise,
+        noise_slots=policy.noise_slots or protocol.slots,
+        execute=policy.execute if timed is None else timed.execute,
     )
 
 
@@ -350,22 +479,102 @@ def _schedule(
         return None
     if not facts.moves_an_arm and options.latency is None:
         options = replace(options, latency=ZERO)
-    return schedule(options, robot, facts.control_hz, request.policy.options.execute)
+    return schedule(options, robot, facts.control_hz, request.policy.execute)
 
 
 def _changes(
     request: EvaluationRequest, robot: Embodiment, timed: "Schedule | None"
 ) -> Iterator[str]:
     """Yield what departs from the protocol beyond the choice of episodes."""
-    protocol, options = request.spec.protocol, request.policy.options
+    protocol, policy = request.spec.protocol, request.policy
     history = protocol.history or robot.history
-    if options.history not in (None, history):
-        yield f"history {options.history}, not {history}"
-    if options.noise not in (None, protocol.noise):
-        yield f"noise {options.noise}, not {protocol.noise}"
+    if policy.history not in (None, history):
+        yield f"history {policy.history}, not {history}"
+    if policy.noise not in (None, protocol.noise):
+        yield f"noise {policy.noise}, not {protocol.noise}"
     if timed is not None:
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
         yield f"execution {timed.options.execution} every {timed.execute} steps, {taken}"
     if request.perturbation is not None:
         yield f"perturbation {request.perturbation.text}"
+
+
+def open_plan(planned: EvaluationPlan) -> Opened:
+    """Load the policy of a plan.
+
+    Args:
+        planned: What :func:`plan` found.
+
+    Raises:
+        CheckpointError: the policy cannot be loaded.
+        ConfigError: it cannot act as is asked for.
+    """
+    policy = load_policy(planned.found)
+    if planned.schedule is not None:
+        from dzrobot.rollout.asynchronous.engine import check_policy
+
+        check_policy(policy, planned.schedule)
+    if planned.request.batched and not (policy is not None and policy.can.batches):
+        raise ConfigError(
+            "--batch gives several episodes to a policy in one call, and "
+            f"{planned.found.spec.label} takes one at a time (it has no act_batch): leave --batch "
+            "out"
+        )
+    return Opened(plan=planned, policy=policy, card=planned.card(policy))
+
+
+def prepare(request: EvaluationRequest) -> Opened:
+    """Find, check and load all that is evaluated.
+
+    Args:
+        request: What is asked for.
+
+    Raises:
+        DzrobotError: something is unknown, missing, or does not fit together.
+    """
+    return open_plan(plan(request))
+
+
+def keeps_predictions(opened: Opened, options: RunOptions) -> bool:
+    """Return whether predictions are kept.
+
+    Raises:
+        ConfigError: they are asked for, and there are none.
+    """
+    why = next((text for excludes, text in _UNPREDICTED if excludes(opened)), None)
+    if why is None:
+        few = len(opened.plan.cases) <= PREDICTED_EPISODES
+        return few if options.predictions is None else options.predictions
+    if options.predictions:
+        raise ConfigError(f"--predictions on: {why(opened)}; leave it out")
+    return False
+
+
+def _video(opened: Opened) -> str:
+    return str(opened.card["policy"].get("video", "full"))
+
+
+_UNPREDICTED: tuple[tuple[Callable[[Opened], bool], Callable[[Opened], str]], ...] = (
+    (
+        lambda opened: _video(opened) != "full",
+        lambda opened: f"with --video {_video(opened)} the policy predicts no video",
+    ),
+    (
+        lambda opened: opened.policy is None or not opened.policy.can.predicts,
+        lambda _: "the policy predicts no video that could be kept",
+    ),
+    (
+        lambda opened: opened.plan.request.batched,
+        lambda _: "with --batch no episode is asked for its own plan",
+    ),
+    (
+        lambda opened: opened.plan.moves_an_arm,
+        lambda _: "an arm is not to wait until a video is decoded",
+    ),
+    (
+        lambda opened: opened.plan.schedule is not None,
+        lambda _: "with --execution or --latency plans overlap",
+    ),
+)
+"""When there are no predictions, and why."""

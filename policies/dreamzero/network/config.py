@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from dzrobot.documents import shorten
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, History
 from dzrobot.errors import CheckpointError, ConfigError, UnknownNameError, find, preview
 
 Config = TypeVar("Config")
@@ -612,3 +612,60 @@ def session_bytes(config: NetworkConfig, itemsize: int) -> int:
     frames = 1 + max(dit.max_chunk_size, 1) * dit.num_frame_per_block
     tokens = frames * dit.frame_seqlen + dit.num_action_per_block + dit.num_state_per_block
     return itemsize * _PROMPTS * 2 * dit.num_layers * tokens * dit.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How actions are generated; the defaults are the published ones."""
+
+    dit_steps: int | Literal["dynamic"] = 8
+    """How many of the solver steps run the transformer; ``dynamic``: as results change."""
+
+    solver_steps: int = 16
+    """Steps of the solver."""
+
+    solver: Solver = "unipc"
+    """Which solver; ``euler`` for distilled networks."""
+
+    cfg_scale: float = 5.0
+    """Guidance of the video; 1 leaves out the negative prompt and half the work."""
+
+    seed: int = 1140
+    """Seed of the noise that every call starts from."""
+
+    history: History = "recent"
+    """``off``: only the newest frame is used; else earlier frames of the episode are remembered."""
+
+    video: Video = "full"
+    """What is computed of the video."""
+
+    prompt_rows: PromptRows = "own"
+    """``cut``: of sessions that run as one batch, prompts are zero from the length of the shortest
+    on, as in the published code; for experiments."""
+
+    def __post_init__(self) -> None:
+        if self.dit_steps == "dynamic" and self.video != "full":
+            raise ConfigError(
+                f"dit_steps='dynamic' goes by how the predicted video changes from step to step, "
+                f"and video={self.video!r} predicts none: give a number of steps, such as 5 or 8"
+            )
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether earlier frames of the episode are remembered."""
+        return self.history != "off"
+
+    @property
+    def prompts(self) -> int:
+        """Return how many prompts condition a call."""
+        return 1 if self.cfg_scale == 1 or self.video != "full" else 2
+
+    def window(self, config: DiTConfig) -> int:
+        """Return the latent frames after which history is dropped."""
+        return config.max_chunk_size * config.num_frame_per_block + 1
+
+    def cached_frames(self, config: DiTConfig) -> int:
+        """Return the most latent frames that one call attends, the generated ones included."""
+        block = config.num_frame_per_block
+        blocks = max(0, self.window(config) - 2) // block if self.remembers else 0
+        return 1 + (blocks + 1) * block

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.config import HeadConfig, Solver
+from dzrobot.policies.dreamzero.network.config import GenerateOptions, HeadConfig, Solver
 from dzrobot.policies.dreamzero.network.continuation import Continuations
 from dzrobot.policies.dreamzero.network.diffusion import (
     DYNAMIC,
@@ -36,7 +36,6 @@ from dzrobot.policies.dreamzero.network.prompt_batches import (
 from dzrobot.policies.dreamzero.network.session import (
     CallInputs,
     CallOutputs,
-    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     KVCache,
@@ -100,7 +99,7 @@ def predict(
             the guidance was switched on or off during an episode.
         ModalityError: The number of frames fits no block.
     """
-    if not options.history:
+    if not options.remembers:
         requests = [newest_frame_only(request) for request in requests]
     window = options.window(model.config.dit)
     batches = prompt_batches(model.model, options.prompts) if batches is None else tuple(batches)
@@ -349,11 +348,11 @@ class _Call:
                 session.first_frame_CFYX = None if first is None else first[index]
                 session.prompt_key = self.requests[index].prompt.key
         for batch, cache in zip(self.batches, caches, strict=True):
-            if self._is_joint(batch) and self.options.history:
+            if self._is_joint(batch) and self.options.remembers:
                 cache.store([self._own_cache(session, batch) for session in self.sessions])
         for session in self.sessions:
             session.start = (self.start or 1) + self._block
-            if not self.options.history:
+            if not self.options.remembers:
                 session.keys_values.clear()
 
     def _denoise(self, inputs: CallInputs, past: Past) -> tuple[Tensor, Tensor, int]:

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from dzrobot.policies.dreamzero.checkpoints.load import load_weights
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
+from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     InferenceRequest,
     Prompt,

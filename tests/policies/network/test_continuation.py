@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.continuation import (
     Continuation,
     Continuations,
@@ -13,7 +14,7 @@ from dzrobot.policies.dreamzero.network.continuation import (
 )
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.session import GenerateOptions, SessionCache
+from dzrobot.policies.dreamzero.network.session import SessionCache
 
 ROWS, WIDTH = 24, 1
 DELAY, END = 4, 12

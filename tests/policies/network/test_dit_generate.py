@@ -9,10 +9,10 @@ import torch
 from dzrobot.errors import ConfigError, ModalityError
 from dzrobot.policies.dreamzero.network import attention
 from dzrobot.policies.dreamzero.network import session as sessions_module
+from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.session import (
-    GenerateOptions,
     InferenceNoise,
     SessionCache,
     noise_shapes,
@@ -126,7 +126,7 @@ def test_reset_rules(network, ask):
 
 
 def test_without_history_every_call_starts_from_the_newest_frame(network, ask):
-    session, options = SessionCache(), replace(FEW, history=False)
+    session, options = SessionCache(), replace(FEW, history="off")
     for count in (1, 4, 9):
         request = ask(count, count)
         prediction = predict(network, [session], [request], options)

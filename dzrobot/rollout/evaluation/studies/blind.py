@@ -20,17 +20,16 @@ from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.arm.attended import Attended, attended
-from dzrobot.rollout.environment import OperatorOptions, make_environment
+from dzrobot.rollout.environment import KeptEnvironment, OperatorOptions, make_environment
 from dzrobot.rollout.evaluation.comparison import (
     Results,
     check_same_conditions,
     compare,
     read_results,
 )
-from dzrobot.rollout.evaluation.evaluate import EvalProgress, Opened, RunOptions, evaluate, prepare
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import EvalProgress, EvaluationSession, evaluate
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import Score, summarize
-from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.studies.candidates import (
     Candidate,
     candidate_folders,
@@ -40,7 +39,6 @@ from dzrobot.rollout.evaluation.tables import print_card, print_comparison, scor
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import LOCK_FILE, Record, RecordFile, locked, storing
-from dzrobot.rollout.workers import KeptEnvironment
 
 BLIND_FILE = "blind.json"
 SCENE_FOLDER = "scenes"

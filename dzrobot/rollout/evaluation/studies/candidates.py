@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.report import (
     STEPS_FILE,
@@ -18,7 +19,6 @@ from dzrobot.rollout.evaluation.report import (
     Sweep,
     SweepScore,
 )
-from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.tables import logged_step, print_conclusion, scores_table
 from dzrobot.rollout.policy_spec import REMOTE, PolicySpec
 from dzrobot.rollout.protocol import plan_episodes

@@ -16,10 +16,9 @@ from dzrobot.rollout.evaluation.comparison import (
     compare,
     read_results,
 )
-from dzrobot.rollout.evaluation.evaluate import RunOptions
-from dzrobot.rollout.evaluation.planning import EvaluationRequest
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions
 from dzrobot.rollout.evaluation.report import Score
-from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.tables import print_comparison, print_conclusion, scores_table
 from dzrobot.rollout.perturbation import GOAL, OWN_GOAL, Perturbation
 

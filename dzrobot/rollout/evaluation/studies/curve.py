@@ -18,8 +18,8 @@ from dzrobot.files import write_bytes, write_json
 from dzrobot.plots import drawn, new_plot
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
+from dzrobot.rollout.evaluation.evaluate import EvaluationSession
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.runner import EvaluationSession
 from dzrobot.rollout.evaluation.significance import wilson
 
 CURVE_FILE = "curve.json"

@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-from dzrobot.code_identity import check_unchanged
+from dzrobot.code_identity import check_unchanged, package_code
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
 from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
@@ -27,11 +28,10 @@ from dzrobot.policies.base import (
     end_all,
 )
 from dzrobot.process import end_with_parent
-from dzrobot.rollout.environment import make_environment
+from dzrobot.rollout.environment import KeptEnvironment
 from dzrobot.rollout.episode import (
     Actor,
     EpisodeResult,
-    EpisodeRules,
     PolicyActor,
     PolicyFailedError,
     PolicyFailure,
@@ -39,45 +39,28 @@ from dzrobot.rollout.episode import (
     plan_times,
     run_episode,
 )
+from dzrobot.rollout.evaluation.planning import (
+    EvaluationRequest,
+    Opened,
+    OpenEngine,
+    RunOptions,
+    Variables,
+    keeps_predictions,
+)
 from dzrobot.rollout.footage import EpisodeVideo, Photographed, Wanted, photo_file
-from dzrobot.rollout.perturbation import AblatedImages, Ablation, Perturbation, PerturbedEpisodes
+from dzrobot.rollout.perturbation import AblatedImages, PerturbedEpisodes
 from dzrobot.rollout.policy_spec import PrivilegedActor
+from dzrobot.rollout.policy_use import measured
 from dzrobot.rollout.predictions import PredictingActor
-from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.queue import CaseQueue, EnvironmentKey, Gathering, environment_key
+from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, environment_key
+from dzrobot.rollout.queue import (
+    CaseQueue,
+    Gathering,
+)
 from dzrobot.rollout.records import ERROR_FOLDER, Record, storing
 
 WORKER_DIED = "the worker process died"
 """How the error of an episode begins whose process was lost: killed, or out of memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutSettings:
-    """What all environments of a run have in common; plain values, sent to every process."""
-
-    folder: Path
-    """Results folder; videos and tracebacks go below it."""
-
-    arguments: Mapping[str, Mapping[str, Any]]
-    """Keyword arguments beyond the task, by environment."""
-
-    code: str
-    """Hash of the package's files; a process that finds others there runs nothing."""
-
-    stop_at_success: bool = True
-    privileged: str | None = None
-    """``module:factory`` of a policy that lives beside its environment."""
-
-    ablation: Ablation = "none"
-    perturbation: Perturbation | None = None
-    """What makes the episodes harder; None: nothing."""
-
-    videos: Wanted = "all"
-    photos: bool = False
-    """Whether a photo of every initial state is kept."""
-
-    variables: Sequence[Mapping[str, str]] = ()
-    """Environment variables of the processes, in turn: where each one draws, say."""
 
 
 MakeActor = Callable[[Policy, str, EpisodeSpec], Actor]
@@ -103,74 +86,40 @@ class _Finished:
     video: str | None
 
 
-OnOpen = Callable[[Any], Any]
-"""Called with every environment that this process opens; returns what is used in its place."""
-
-
-def same_environment(env: Any) -> Any:
-    """Return ``env``."""
-    return env
-
-
-class KeptEnvironment:
-    """The environment of one process: the last one stays open for the next episode.
-
-    Args:
-        opened: Called with every environment that is opened, before its first reset.
-    """
-
-    def __init__(self, opened: OnOpen = same_environment) -> None:
-        self._opened = opened
-        self._key: EnvironmentKey | None = None
-        self._env: Any = None
-
-    def of(self, case: EpisodeSpec, settings: RolloutSettings) -> Any:
-        """Return the environment of ``case``, opened if need be."""
-        key = environment_key(case)
-        if key != self._key:
-            self.close()
-            arguments = settings.arguments[case.env]
-            env = make_environment(case, arguments, render=settings.videos != "none")
-            self._env = self._opened(env)
-            self._key = key
-        return self._env
-
-    def close(self) -> None:
-        """Close the environment."""
-        if self._env is not None:
-            self._env.close()
-        self._env, self._key = None, None
-
-
+@dataclass(frozen=True, kw_only=True)
 class EpisodeRunner:
-    """Runs episodes in the environments of one process."""
+    """Runs the episodes of an evaluation; sent to every process that steps environments."""
 
-    def __init__(self, settings: RolloutSettings, environment: KeptEnvironment) -> None:
-        self._settings = settings
-        self._environment = environment
+    request: EvaluationRequest
+    arguments: Mapping[str, Mapping[str, Any]]
+    """Keyword arguments beyond the task, by environment."""
 
-    def play(self, case: EpisodeSpec, actor: Actor | None) -> tuple[EpisodeResult, str | None]:
+    folder: Path
+    """Results folder; videos and tracebacks go below it."""
+
+    videos: Wanted
+    photos: bool
+    """Whether a photo of every initial state is kept."""
+
+    def play(
+        self, case: EpisodeSpec, actor: Actor | None, kept: KeptEnvironment
+    ) -> tuple[EpisodeResult, str | None]:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and video."""
-        settings = self._settings
-        env = self._environment.of(case, settings)
-        if settings.photos:
-            env = Photographed(env, photo_file(settings.folder, case.name))
-        if settings.perturbation is not None:
-            env = PerturbedEpisodes(env, settings.perturbation, case)
-        if settings.ablation != "none":
-            env = AblatedImages(env, settings.ablation, case)
-        actor = actor or PrivilegedActor(str(settings.privileged), case.noise_key)
-        rules = EpisodeRules(
-            seed=case.seed,
-            init_state_id=case.init_state_id,
-            stop_at_success=settings.stop_at_success,
-            max_steps=case.max_steps,
-        )
-        if settings.videos == "none":
-            return run_episode(env, actor, rules), None
-        video = EpisodeVideo(settings.folder, case.name, env)
-        outcome = run_episode(env, actor, rules, watch=video.add)
-        keep = settings.videos == "all" or not outcome.success
+        request, films = self.request, self.videos != "none"
+        env = kept.of(case, self.arguments[case.env], render=films)
+        if self.photos:
+            env = Photographed(env, photo_file(self.folder, case.name))
+        if request.perturbation is not None:
+            env = PerturbedEpisodes(env, request.perturbation, case)
+        if request.ablation != "none":
+            env = AblatedImages(env, request.ablation, case)
+        actor = actor or PrivilegedActor(str(request.policy.in_worker), case.noise_key)
+        stop = request.spec.protocol.stop_at_success
+        if not films:
+            return run_episode(env, actor, case, stop_at_success=stop), None
+        video = EpisodeVideo(self.folder, case.name, env)
+        outcome = run_episode(env, actor, case, stop_at_success=stop, watch=video.add)
+        keep = self.videos == "all" or not outcome.success
         ending = "success" if outcome.success else "failure"
         return outcome, video.close(keep=keep, ending=ending)
 
@@ -197,18 +146,18 @@ class RemoteActor(Actor):
 
 
 def _work(
-    connection: Connection, settings: RolloutSettings, environment: Mapping[str, str]
+    connection: Connection, runner: EpisodeRunner, code: str, environment: Mapping[str, str]
 ) -> None:
     """Be a worker: run the cases that come in until None comes or the main process is gone."""
     # Ctrl-C reaches every process of the terminal; the main one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     os.environ.update(environment)
-    actor = None if settings.privileged else RemoteActor(connection)
-    runner = EpisodeRunner(settings, kept := KeptEnvironment())
+    actor = None if runner.request.policy.in_worker else RemoteActor(connection)
+    kept = KeptEnvironment()
     # A simulator that has raised is in no known state: the process ends with its first exception.
     with ErrorCapture() as caught:
-        check_unchanged(settings.code)
+        check_unchanged(code)
         while True:
             case = None
             with contextlib.suppress(EOFError):
@@ -216,7 +165,7 @@ def _work(
             if case is None:
                 kept.close()
                 break
-            connection.send(_Finished(*runner.play(case, actor)))
+            connection.send(_Finished(*runner.play(case, actor, kept)))
     if caught.failure is not None:
         # If the main process is gone, this was its end, not ours.
         with contextlib.suppress(OSError):
@@ -228,7 +177,8 @@ class _Worker:
     """One process as the main one sees it."""
 
     number: int
-    settings: RolloutSettings
+    runner: EpisodeRunner
+    variables: Variables
     case: EpisodeSpec | None = None
     actor: Actor = field(default_factory=Actor)
     """Acts for it; one that is not asked where each environment has its own policy."""
@@ -250,11 +200,11 @@ class _Worker:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        own = self.settings.variables
+        own = self.variables
         variables = {**os.environ, **(own[self.number % len(own)] if own else {})}
         self.process = context.Process(
             target=_work,
-            args=(theirs, self.settings, variables),
+            args=(theirs, self.runner, package_code().content, variables),
             name=f"dzrobot {self.session}",
             daemon=True,
         )
@@ -296,62 +246,37 @@ _Asking = tuple[_Worker, Observation]
 """A worker that waits for its action, and what it sees."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Acting:
-    """What acts in the main process."""
-
-    policy: Policy | None
-    """None where each environment has a policy of its own."""
-
-    batched: bool = False
-    """Whether observations that wait at the same time are given to the policy in one call. Faster
-    on a GPU; the last bits of the actions then depend on the timing."""
-
-    window_s: float = 0.0
-    """Longest time that one for which a plan is due waits for others to share its call."""
-
-    engines: MakeActor | None = None
-    """Makes the actors where time passes while the policy plans; None: it stands still."""
-
-    predictions: Path | None = None
-    """Results folder to keep in what the policy predicts; None: it is not kept."""
-
-    def actor(self, session: str, case: EpisodeSpec) -> Actor | None:
-        """Return what acts for ``case``; None where its environment has a policy of its own."""
-        if self.policy is None:
-            return None
-        if self.engines is None:
-            actor = PolicyActor(policy=self.policy, session=session, noise_key=case.noise_key)
-            if self.predictions is None:
-                return actor
-            return PredictingActor(inner=actor, folder=self.predictions, case=case.name)
-        return self.engines(self.policy, session, case)
-
-
 class WorkerPool:
     """Workers and the policy that acts for all of them; a context manager.
 
     Args:
-        settings: What the environments have in common.
-        acting: What acts in this process.
-        count: Processes; 0 runs the environments in this process, one after the other.
-        environment: Of this process, which stays open at the end; None: one that does not.
+        opened: The evaluation, its policy loaded.
+        folder: Results folder.
+        options: How it is run.
+        engines: Makes the actors where time passes while the policy plans; None: it stands still.
+        predicts: Whether what the policy predicts is kept in the results folder.
     """
 
     def __init__(
         self,
-        settings: RolloutSettings,
-        acting: Acting,
-        count: int,
+        opened: Opened,
+        folder: Path,
+        options: RunOptions,
         *,
-        environment: KeptEnvironment | None = None,
+        engines: MakeActor | None = None,
+        predicts: bool = False,
     ) -> None:
-        self._settings = settings
-        self._acting = acting
-        self._count = count
-        self._environment = environment
+        plan = opened.plan
+        self._runner = EpisodeRunner(
+            request=plan.request, arguments=plan.arguments, folder=folder,
+            videos=options.videos, photos=plan.moves_an_arm,
+        )  # fmt: skip
+        self._policy, self._batched = opened.policy, plan.request.batched
+        self._engines, self._predicts, self._options = engines, predicts, options
+        # One process holds the stop, the keyboard and the lock of an arm.
+        self._count = 0 if plan.moves_an_arm else options.workers
         self._workers: list[_Worker] = []
-        self._gathering: Gathering[_Asking] = Gathering(acting.window_s)
+        self._gathering: Gathering[_Asking] = Gathering(options.batch_window_s)
 
     def __enter__(self) -> Self:
         return self
@@ -360,7 +285,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.stop(patient=kind is None and worker.case is None)
         if kind is None:
-            end_all(self._acting.policy)
+            end_all(self._policy)
 
     def run(self, queue: CaseQueue) -> Iterator[Record]:
         """Yield the record of every case as it finishes; exceptions become records too."""
@@ -399,8 +324,8 @@ class WorkerPool:
             asking: Who has asked.
             askers: How many episodes run.
         """
-        policy = self._acting.policy
-        if not self._acting.window_s or not self._acting.batched:
+        policy = self._policy
+        if not self._options.batch_window_s or not self._batched:
             return asking
         at_once = []
         for worker, observation in asking:
@@ -420,9 +345,9 @@ class WorkerPool:
             if case is None:
                 return
             if worker is None:
-                worker = _Worker(number, self._settings)
+                worker = _Worker(number, self._runner, self._options.variables)
                 self._workers.append(worker)
-            worker.actor = self._acting.actor(worker.session, case) or Actor()
+            worker.actor = self._actor(worker.session, case) or Actor()
             worker.actor.begin(None)
             worker.give(case)
 
@@ -435,16 +360,16 @@ class WorkerPool:
                 plan_ms=plan_times(worker.actor.plan_ms),
             )  # fmt: skip
             ended = replace(message, outcome=outcome)
-            return _record(self._settings, case, ended, worker.actor)
+            return _record(self._runner.folder, case, ended, worker.actor)
         worker.stop(patient=False)
         worker.start()
-        return _error_record(self._settings, case, message)
+        return _error_record(self._runner.folder, case, message)
 
     def _answer(self, asking: list[_Asking]) -> Iterator[tuple[_Worker, EpisodeError]]:
         """Send every asking worker its action; yield those for which the policy raised."""
         if not asking:
             return
-        for group in [asking] if self._acting.batched else [[one] for one in asking]:
+        for group in [asking] if self._batched else [[one] for one in asking]:
             with ErrorCapture() as caught:
                 answers = self._act(group)
             if caught.failure is not None:
@@ -458,7 +383,7 @@ class WorkerPool:
 
         An error of a batched call cannot be attributed to one episode, so it is raised here.
         """
-        policy = self._acting.policy
+        policy = self._policy
         if len(group) > 1 and policy is not None:
             began = time.perf_counter()
             actions = policy.act_batch([o for _, o in group], [w.session for w, _ in group])
@@ -480,8 +405,7 @@ class WorkerPool:
         ]
 
     def _alone(self, queue: CaseQueue) -> Iterator[Record]:
-        kept = self._environment or KeptEnvironment()
-        runner = EpisodeRunner(self._settings, kept)
+        kept = self._options.environment or KeptEnvironment()
         with contextlib.ExitStack() as ending:
             # Whatever is raised, an arm lets go before anything else is done.
             ending.callback(kept.close)
@@ -491,44 +415,51 @@ class WorkerPool:
                 if case is None:
                     wait(queue.news)
                     continue
-                record, stop = self._played(runner, kept, case)
+                record, stop = self._played(kept, case)
                 yield record
                 queue.conclude(record)
                 if stop:
                     raise StoppedError(stop)
-            if self._environment is not None:
+            if self._options.environment is not None:
                 ending.pop_all()
 
-    def _played(
-        self, runner: EpisodeRunner, kept: KeptEnvironment, case: EpisodeSpec
-    ) -> tuple[Record, str]:
+    def _played(self, kept: KeptEnvironment, case: EpisodeSpec) -> tuple[Record, str]:
         """Run ``case`` in this process; return its record, and why no other may follow."""
-        actor = self._acting.actor(DEFAULT_SESSION, case)
+        actor, folder = self._actor(DEFAULT_SESSION, case), self._runner.folder
         with ErrorCapture() as caught:
-            outcome, video = runner.play(case, actor)
-            return _record(self._settings, case, _Finished(outcome, video), actor), outcome.stop
+            outcome, video = self._runner.play(case, actor, kept)
+            return _record(folder, case, _Finished(outcome, video), actor), outcome.stop
         # An environment that has raised is in no known state; closed, it lets go of what the next
         # one needs.
         kept.close()
-        return _error_record(self._settings, case, caught.raised), ""
+        return _error_record(folder, case, caught.raised), ""
+
+    def _actor(self, session: str, case: EpisodeSpec) -> Actor | None:
+        """Return what acts for ``case``; None where its environment has a policy of its own."""
+        if self._policy is None:
+            return None
+        if self._engines is not None:
+            return self._engines(self._policy, session, case)
+        actor = PolicyActor(policy=self._policy, session=session, noise_key=case.noise_key)
+        if not self._predicts:
+            return actor
+        return PredictingActor(inner=actor, folder=self._runner.folder, case=case.name)
 
 
-def _record(
-    settings: RolloutSettings, case: EpisodeSpec, ended: _Finished, actor: Actor | None
-) -> Record:
+def _record(folder: Path, case: EpisodeSpec, ended: _Finished, actor: Actor | None) -> Record:
     """Return the record of an episode that was run; what its policy raised is kept too.
 
     What ``actor`` predicted is kept first: the record says that the episode is done.
     """
     failure = None if actor is None else actor.finish()
     if failure is not None:
-        return _error_record(settings, case, failure)
+        return _error_record(folder, case, failure)
     if ended.outcome.policy_failure is not None:
-        _keep_traceback(settings, case, ended.outcome.policy_failure.details)
+        _keep_traceback(folder, case, ended.outcome.policy_failure.details)
     return Record.of(case, ended.outcome, ended.video)
 
 
-def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: EpisodeError) -> Record:
+def _error_record(folder: Path, case: EpisodeSpec, failure: EpisodeError) -> Record:
     """Return the record of an exception; its traceback is kept in the results folder.
 
     Raises:
@@ -536,15 +467,41 @@ def _error_record(settings: RolloutSettings, case: EpisodeSpec, failure: Episode
     """
     if failure.no_room:
         raise ProtocolError(
-            f"cannot write results to {settings.folder}: {failure.error}; make room, then run the "
+            f"cannot write results to {folder}: {failure.error}; make room, then run the "
             "same command again"
         )
-    _keep_traceback(settings, case, failure.details)
+    _keep_traceback(folder, case, failure.details)
     return Record.failed(case, failure.error)
 
 
-def _keep_traceback(settings: RolloutSettings, case: EpisodeSpec, details: str) -> None:
+def _keep_traceback(folder: Path, case: EpisodeSpec, details: str) -> None:
     """Write what was raised into the results folder, if anything was."""
     if details:
-        with storing(settings.folder):
-            write_text(settings.folder / ERROR_FOLDER / f"{case.name}.txt", details)
+        with storing(folder):
+            write_text(folder / ERROR_FOLDER / f"{case.name}.txt", details)
+
+
+def pool_opener(opened: Opened, options: RunOptions) -> OpenEngine:
+    """Return what opens the workers of this process.
+
+    Raises:
+        ConfigError: predictions are asked for, and there are none.
+    """
+    plan, predicts, engines = opened.plan, keeps_predictions(opened, options), None
+    if plan.schedule is not None:
+        from dzrobot.rollout.asynchronous.engine import Engines
+
+        hands = {name: facts.hand_position for name, facts in plan.facts.items()}
+        engines = Engines(plan.schedule, plan.request.spec.seed, hands).actor
+    # Beside an arm, nothing waits for a trace of kernels.
+    device = None if plan.moves_an_arm else opened.card["policy"].get("device")
+
+    @contextmanager
+    def pool(folder: Path) -> Iterator[WorkerPool]:
+        with (
+            measured(opened.policy, device, folder),
+            WorkerPool(opened, folder, options, engines=engines, predicts=predicts) as workers,
+        ):
+            yield workers
+
+    return pool
