@@ -33,7 +33,7 @@ def measure_policy(settings: BenchSettings, _: Path) -> tuple[list[Measurement],
     A chunk is one whole call: observation to tensors, network, actions back on the host.
     With ``compile``, the eager form is timed too, before, and there is one ratio more.
     """
-    options, parts = policy_spec(settings).options, open_parts(settings)
+    options, parts = policy_spec(settings), open_parts(settings)
     # Compiling changes the network itself, so the eager form comes first.
     forms = (False, True) if settings.compile else (False,)
     found = [
