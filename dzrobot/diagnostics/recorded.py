@@ -1,6 +1,7 @@
 """Recorded episodes, read so that a robot or simulator can repeat them, and their defects."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,8 +210,8 @@ def _of_task(catalog: DatasetCatalog, task: str | None, count: int) -> list[int]
     if not found:
         raise DatasetError(
             f"{catalog.root} has no episode of {shorten(task)}, the environment's task; it has "
-            f"{', '.join(map(shorten, catalog.tasks[:4])) or 'none'}: choose the environment or "
-            "its task by --env and --env-arg task_id=N"
+            f"{', '.join(map(shorten, islice(catalog.tasks.values(), 4))) or 'none'}: choose the "
+            "environment or its task by --env and --env-arg task_id=N"
         )
     return found
 
@@ -218,12 +219,11 @@ def _of_task(catalog: DatasetCatalog, task: str | None, count: int) -> list[int]
 def _task(catalog: DatasetCatalog, ordinal: int) -> str | None:
     """Return the instruction at the beginning of an episode."""
     if len(catalog.tasks) == 1:
-        return catalog.tasks[0]
+        return next(iter(catalog.tasks.values()))
     table = read_data_file(catalog, catalog.data_file(ordinal), [TASK_COLUMN])
     _, rows = EpisodeRows(catalog, table).of(ordinal)
     numbers = rows[TASK_COLUMN].to_pylist()
-    known = range(len(catalog.tasks))
-    return catalog.tasks[numbers[0]] if numbers and numbers[0] in known else None
+    return catalog.tasks.get(numbers[0]) if numbers else None
 
 
 def read_episodes(

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dzrobot.documents import read_json, read_json_lines
+from dzrobot.documents import read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import ActionAnchor
-from dzrobot.errors import DatasetError, preview
+from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.recording import formats
 from dzrobot.recording.episode_list import ListTable, read_table
 from dzrobot.recording.folder import check_whole
@@ -89,8 +89,8 @@ class DatasetCatalog:
     modality: Modality | None
     """``meta/modality.json``, where there is one."""
 
-    tasks: tuple[str, ...]
-    """Instruction by task index."""
+    tasks: Mapping[int, str]
+    """Instruction by task index, in the order of the indices, which may have gaps."""
 
     action_frame: str | None
     """Axes of the actions, if the recording names them."""
@@ -107,6 +107,9 @@ class DatasetCatalog:
     sizes: Mapping[str, int]
     """Bytes of every data and video file, by path below the root."""
 
+    notes: tuple[str, ...]
+    """What is odd about the folder, and how it is read nevertheless."""
+
     @classmethod
     def open(cls, path: str | Path) -> "DatasetCatalog":
         """Read the lists of ``path``, a folder or the name of a dataset on the Hugging Face hub.
@@ -120,22 +123,31 @@ class DatasetCatalog:
         version = info.codebase_version
         listed = _episodes_v3(root, info) if version == "v3.0" else _episodes_v2(root)
         episodes, uncommitted = _recorded(root, listed, info.total_episodes)
-        modality, recording = root / formats.MODALITY, root / formats.RECORDING
+        modality, notes = _modality(root)
+        template, more = _video_template(root, info)
+        if (lacking := info.total_episodes - len(episodes)) > 0:
+            more.append(
+                f"info.json counts {info.total_episodes} episodes, the list has {len(episodes)}: "
+                f"{counted(lacking, 'episode')} cannot be used; a recorder that was killed leaves "
+                "it so (LeRobot: finalize()), and so does a download of a part"
+            )
+        recording = root / formats.RECORDING
         writer = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
         return cls(
             root=root,
             version=version,
             fps=info.fps,
             features=info.features,
-            modality=read_json(modality, Modality, DatasetError) if modality.exists() else None,
-            tasks=tuple(read_tasks(root, version)),
+            modality=modality,
+            tasks=task_table(root, version),
             action_frame=writer.action_frame,
             facts=episode_facts(root),
             episodes=episodes,
             uncommitted=uncommitted,
-            templates={"data": info.data_path, "video": info.video_path},
+            templates={"data": info.data_path, "video": template},
             chunk_size=info.chunks_size,
-            sizes=dict(_sizes(root)),
+            sizes=dict(_sizes(root, (info.data_path, template))),
+            notes=(*notes, *more),
         )
 
     @property
@@ -182,7 +194,10 @@ class DatasetCatalog:
         lengths = self.episodes.length.tolist()
         # Which episodes are failures decides what is measured and trained on.
         marked = [sorted(failed)] if (failed := self.left_out("successes")) else []
-        text = json.dumps([self.version, self.fps, lengths, list(self.tasks), data, *marked])
+        tasks = [*self.tasks.values()]
+        if list(self.tasks) != list(range(len(tasks))):
+            marked.append([*self.tasks])
+        text = json.dumps([self.version, self.fps, lengths, tasks, data, *marked])
         digest = hashlib.sha256(text.encode())
         for table in (formats.STATS, formats.EPISODES_STATS_V2):
             if (self.root / table).is_file():
@@ -280,7 +295,7 @@ def _episodes_v2(root: Path) -> Episodes:
 
 def _episodes_v3(root: Path, info: Info) -> Episodes:
     folder = root / formats.EPISODES_V3_FOLDER
-    paths = sorted(folder.glob("*/*.parquet"))
+    paths = formats.own_files(folder.glob("*/*.parquet"))
     if not paths:
         raise DatasetError(f"{folder} is empty: the dataset is incomplete")
     try:
@@ -304,13 +319,40 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
     )
 
 
+def _modality(root: Path) -> tuple[Modality | None, list[str]]:
+    """Return GR00T's description of the columns, and what to say where it is another's file.
+
+    Raises:
+        DatasetError: It is GR00T's, and one of its entries cannot be read.
+    """
+    path = root / formats.MODALITY
+    if not path.exists():
+        return None, []
+    given = read_json(path, object, DatasetError)
+    sections: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    entries = (sections.get(name) for name in Modality.model_fields)
+    if sections and not any(isinstance(entry, dict) for entry in entries):
+        return None, [
+            f"{formats.MODALITY} is not of GR00T's form (an object of entries for state, action "
+            "and video) and is not used: the robot's description names the columns"
+        ]
+    return validated(given, Modality, str(path), DatasetError), []
+
+
+def _video_template(root: Path, info: Info) -> tuple[str | None, list[str]]:
+    """Return where videos lie: where ``info.json`` says, or beside that under an old name."""
+    template = info.video_path
+    first, _, rest = (template or "").partition("/")
+    other = {"videos": "video", "video": "videos"}.get(first)
+    if not (other and rest) or (root / first).exists() or not (root / other).is_dir():
+        return template, []
+    return f"{other}/{rest}", [
+        f"info.json says that videos lie in {first}/, which is not there: {other}/ is used"
+    ]
+
+
 def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
     """Return the episodes that ``info.json`` counts: a longer list is an interrupted recording."""
-    if len(listed) < total:
-        raise DatasetError(
-            f"{root}: info.json counts {total} episodes, the list of episodes has {len(listed)}: "
-            "the dataset is incomplete; fetch it again"
-        )
     numbers, counts = np.unique(listed.index, return_counts=True)
     if (counts > 1).any():
         raise DatasetError(
@@ -321,34 +363,59 @@ def _recorded(root: Path, listed: Episodes, total: int) -> tuple[Episodes, int]:
         for name, place in listed.videos.items()
     }
     kept = Episodes(listed.index[:total], listed.length[:total], listed.data_files[:total], videos)
-    return kept, len(listed) - total
+    return kept, max(0, len(listed) - total)
 
 
-def read_tasks(root: Path, version: str) -> list[str]:
-    """Return the instructions of the dataset in ``root``, by their index.
+def task_table(root: Path, version: str) -> dict[int, str]:
+    """Return the instructions of the dataset in ``root`` by their index, in its order.
 
     Raises:
-        DatasetError: The list cannot be read, or its indices have gaps.
+        DatasetError: The list cannot be read, or has an index twice.
     """
     if version != "v3.0":
         lines = read_json_lines(root / formats.TASKS_V2, TaskRow, DatasetError, appended=True)
         pairs = [(row.task_index, row.task) for row in lines]
     else:
         table = read_table(root / formats.TASKS_V3)
-        # Pandas keeps the text in its index, whose column has had several names.
-        texts = [name for name in table.column_names if name != "task_index"]
-        if len(texts) != 1:
-            raise DatasetError(
-                f"{root / formats.TASKS_V3} has the columns {preview(table.column_names)}; "
-                "expected task_index and one column of texts"
-            )
         lists = ListTable(table, root / formats.TASKS_V3)
         numbers = lists.integers("task_index").tolist()
-        pairs = list(zip(numbers, lists.texts(texts[0]), strict=True))
-    ordered = sorted(pairs)
-    if [index for index, _ in ordered] != list(range(len(ordered))):
-        raise DatasetError(f"{root}: task indices are not 0 to {len(ordered) - 1}")
-    return [text for _, text in ordered]
+        pairs = list(zip(numbers, lists.texts(_text_column(table, lists.where)), strict=True))
+    tasks = dict(sorted(pairs))
+    if len(tasks) != len(pairs):
+        raise DatasetError(f"{root}: the list of tasks has an index more than once")
+    return tasks
+
+
+def _text_column(table: pa.Table, where: Path) -> str:
+    """Return the column of a list of tasks that holds the instructions.
+
+    Pandas keeps them in its index, whose column has had several names; later versions of LeRobot
+    and other tools have columns of texts beside it.
+    """
+    names = [name for name in table.column_names if name != "task_index"]
+    stated = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+    index = stated.get("index_columns", []) if isinstance(stated, dict) else []
+    for name in ("task", *(one for one in index if isinstance(one, str)), "__index_level_0__"):
+        if name in names:
+            return name
+    if len(names) != 1:
+        raise DatasetError(
+            f"{where} has the columns {preview(table.column_names)}: none is called 'task', and it "
+            "is not said which holds the instructions; rename that one"
+        )
+    return names[0]
+
+
+def read_tasks(root: Path, version: str) -> list[str]:
+    """Return the instructions of a recording of ours, by their index.
+
+    Raises:
+        DatasetError: As :func:`task_table`, or the indices have gaps.
+    """
+    tasks = task_table(root, version)
+    if list(tasks) != list(range(len(tasks))):
+        raise DatasetError(f"{root}: task indices are not 0 to {len(tasks) - 1}")
+    return list(tasks.values())
 
 
 def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
@@ -364,10 +431,11 @@ def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
     return {row.episode_index: row for row in rows}
 
 
-def _sizes(root: Path) -> Iterator[tuple[str, int]]:
+def _sizes(root: Path, templates: Sequence[str | None]) -> Iterator[tuple[str, int]]:
     """Yield every data and video file; broken and circular links are left out."""
     seen: set[tuple[int, int]] = set()
-    folders = ["data", "videos"]
+    named = [template.partition("/")[0] for template in templates if template]
+    folders = list(dict.fromkeys(["data", "videos", *(name for name in named if "{" not in name)]))
     while folders:
         name = folders.pop()
         try:

@@ -5,6 +5,7 @@ statistics of the dataset are merged file by file: what is known of the earlier 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from dzrobot.documents import validated
 from dzrobot.errors import DatasetError, preview, printable
-from dzrobot.files import write_json
+from dzrobot.files import stand_in, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.formats import Text
@@ -123,7 +124,7 @@ def list_files(root: Path) -> list[Path]:
     Raises:
         DatasetError: Another program added some of its own, or one cannot be read.
     """
-    there = sorted(root.glob("meta/episodes/*/*.parquet"))
+    there = formats.own_files(root.glob("meta/episodes/*/*.parquet"))
     own = [_path(root, number) for number in range(len(there))]
     others = set(there) - set(own)
     others |= {path for path in own[1:] if path in there and not _is_marked(path)}
@@ -190,7 +191,26 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
+        raise DatasetError(f"{path} {why_unreadable(path, error)}") from error
+
+
+def why_unreadable(path: Path, error: Exception) -> str:
+    """Return what is wrong with a Parquet file, and what helps, to put behind its name."""
+    if (kind := stand_in(path)) is not None:
+        return f"is {kind.one}; {kind.remedy}"
+    with suppress(OSError), path.open("rb") as file:
+        begins = file.read(4) == _MARK
+        file.seek(-4, 2)
+        if begins and file.read() != _MARK:
+            return (
+                "has no end: its recorder was not closed (LeRobot: finalize()), or it was cut "
+                "short on the way; copy it again, or record its episodes again"
+            )
+    return f"cannot be read: {printable(str(error))}"
+
+
+_MARK = b"PAR1"
+"""What a Parquet file begins and ends with."""
 
 
 def read_table(path: Path) -> pa.Table:
@@ -200,7 +220,7 @@ def read_table(path: Path) -> pa.Table:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
+        raise DatasetError(f"{path} {why_unreadable(path, error)}") from error
     return read_parquet(path, columns=names)
 
 

@@ -4,7 +4,7 @@ Limits are far beyond any recording; they keep a wrong number from being allocat
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from string import Formatter
 from typing import Annotated, Any, Literal, get_args
@@ -273,6 +273,11 @@ def file_name(version: str, prefix: str, where: Mapping[str, int]) -> str:
     if prefix == "data":
         return DATA_PATH[version].format(**where)
     return VIDEO_PATH[version].format(video_key=prefix.removeprefix("videos/"), **where)
+
+
+def own_files(paths: Iterable[Path]) -> list[Path]:
+    """Return ``paths`` sorted, without what macOS leaves beside every file it copies."""
+    return sorted(path for path in paths if not path.name.startswith("._"))
 
 
 def read_info(root: Path) -> Info:

@@ -28,7 +28,12 @@ from numpy.typing import NDArray
 from dzrobot.documents import read_json_lines
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.recording.formats import EPISODES_STATS_V2, EPISODES_V3_FOLDER, EpisodeStatistics
+from dzrobot.recording.formats import (
+    EPISODES_STATS_V2,
+    EPISODES_V3_FOLDER,
+    EpisodeStatistics,
+    own_files,
+)
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.films import FrameTable, Ints, mean_colors
 from dzrobot.training.data.video_decoding import DECODERS, Decoder
@@ -373,7 +378,7 @@ def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.
 
 def _listed_v3(root: Path, camera: str) -> Iterator[tuple[int, Any]]:
     name = f"stats/{camera}/mean"
-    for path in sorted((root / EPISODES_V3_FOLDER).glob("*/*.parquet")):
+    for path in own_files((root / EPISODES_V3_FOLDER).glob("*/*.parquet")):
         try:
             table = pq.read_table(path, columns=["episode_index", name], partitioning=None)
         except (pa.ArrowException, OSError, ValueError):

@@ -27,6 +27,7 @@ from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, preview, printable
 from dzrobot.files import one_at_a_time
 from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.episode_list import why_unreadable
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.column_mapping import ResolvedColumns
 
@@ -39,7 +40,7 @@ _READERS = 4
 MOST_ROWS = 10 * LONGEST_EPISODE
 """Rows of one data file. A few bytes of Parquet can encode any number of equal rows."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the layout of the cache changes."""
 
 _INDEX_FILE = "columns.json"
@@ -58,6 +59,7 @@ class _CacheIndex(BaseModel):
     widths: dict[str, int]
     texts: dict[str, tuple[str, ...]]
     faults: dict[int, str]
+    unlisted: dict[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class Columns:
 
     faults: Mapping[int, str]
     """Episodes that cannot be used, by ordinal, and why."""
+
+    unlisted: Mapping[int, str] = field(default_factory=dict)
+    """Numbers of episodes that have rows and are not in the list, and the file these are in."""
 
     _open: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -116,7 +121,8 @@ def open_columns(
     """
     vectors = sorted({source.column for source in resolution.vectors.values()})
     texts = {source.column: source.kind for source in resolution.texts}
-    key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items())])
+    filmed = any(source.kind == "video" for source in resolution.views.values())
+    key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items()), filmed])
     folder = cache / f"columns-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     layout = _layout(catalog, vectors, texts)
     cached, _ = _cached(folder, layout)
@@ -135,7 +141,8 @@ def open_columns(
             )  # fmt: skip
         temporary = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
         temporary.mkdir(parents=True)
-        _Builder(catalog, layout, texts, temporary).build(progress)
+        clock = _CLOCK if filmed else ()
+        _Builder(catalog, layout, texts, temporary, clock).build(progress)
         _publish(temporary, folder, layout)
     return _read_cache(folder, layout)
 
@@ -218,8 +225,13 @@ class _Builder:
         layout: _Layout,
         texts: Mapping[str, str],
         folder: Path,
+        clock: Sequence[str],
     ) -> None:
         self._catalog = catalog
+        self._clock = [name for name in clock if name in catalog.features]
+        self._elsewhere: dict[int, str] = {}
+        """Episodes found in a file that the list does not give them, by number."""
+
         self._texts = texts
         self._folder = folder
         self._widths = {name: shape[1] for name, (shape, _) in layout.items() if len(shape) == 2}
@@ -229,10 +241,7 @@ class _Builder:
             name: np.lib.format.open_memmap(folder / _file_name(name), "w+", dtype, shape)
             for name, (shape, dtype) in layout.items()
         }
-        self._codes: dict[str, dict[str, int]] = {
-            name: {text: i for i, text in enumerate(catalog.tasks)} if kind == "task" else {}
-            for name, kind in texts.items()
-        }
+        self._codes: dict[str, dict[str, int]] = {name: {} for name in texts}
         self._faults: dict[int, str] = {}
 
     def build(self, progress: Progress | None) -> None:
@@ -253,12 +262,24 @@ class _Builder:
         content = {
             "widths": self._widths,
             "texts": {
-                name: list(self._catalog.tasks if kind == "task" else self._codes[name])
+                name: list(self._catalog.tasks.values() if kind == "task" else self._codes[name])
                 for name, kind in self._texts.items()
             },
-            "faults": self._faults,
-        }
+            "faults": self._found(),
+            "unlisted": {
+                number: name for number, name in self._elsewhere.items()
+                if number not in set(self._catalog.episodes.index.tolist())
+            },
+        }  # fmt: skip
         (self._folder / _INDEX_FILE).write_text(json.dumps(content))
+
+    def _found(self) -> dict[int, str]:
+        """Return the faults; those of episodes that lie in another file name it."""
+        for ordinal in self._faults:
+            other = self._elsewhere.get(int(self._catalog.episodes.index[ordinal]))
+            if other is not None:
+                self._faults[ordinal] += f"; there are rows of it in {other}: correct the list"
+        return self._faults
 
     def _files(self) -> list[tuple[str, list[int]]]:
         groups: dict[str, list[int]] = {}
@@ -269,7 +290,7 @@ class _Builder:
     def _read(self, name: str) -> pa.Table | str:
         """Return the needed columns of a data file, or why there are none."""
         try:
-            return read_data_file(self._catalog, name, [*self._widths, *self._texts])
+            return read_data_file(self._catalog, name, [*self._widths, *self._texts, *self._clock])
         except DatasetError as error:
             return str(error)
 
@@ -282,6 +303,8 @@ class _Builder:
         except DatasetError as error:
             self._faults |= dict.fromkeys(ordinals, f"{name}: {error}")
             return
+        listed = {int(self._catalog.episodes.index[ordinal]) for ordinal in ordinals}
+        self._elsewhere |= dict.fromkeys(rows.numbers - listed, name)
         for ordinal in ordinals:
             try:
                 self._copy_episode(ordinal, rows)
@@ -291,6 +314,7 @@ class _Builder:
     def _copy_episode(self, ordinal: int, rows: "EpisodeRows") -> None:
         episodes = self._catalog.episodes
         first, part = rows.of(ordinal)
+        _check_clock(part, self._clock, self._catalog.fps)
         at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])
         self._arrays["first_row"][ordinal] = first
         for name, width in self._widths.items():
@@ -307,11 +331,15 @@ class _Builder:
         if kind == "task":
             if not pa.types.is_integer(column.type):
                 raise DatasetError(f"{name} is {column.type}, allowed are whole numbers")
-            codes: NDArray[np.int32] = column.to_numpy().astype(np.int32)
-            known = len(self._catalog.tasks)
-            if len(codes) and not 0 <= codes.min() <= codes.max() < known:
-                raise DatasetError(f"{name} holds {codes.max()}; there are {known} tasks")
-            return codes
+            numbers, known = column.to_numpy(), np.array([*self._catalog.tasks], np.int64)
+            codes = np.searchsorted(known, numbers)
+            strange = numbers[~np.isin(numbers, known)]
+            if len(strange):
+                raise DatasetError(
+                    f"{name} holds {strange[0]}, which the list of tasks does not have: it has "
+                    f"{preview([str(number) for number in known])}"
+                )
+            return codes.astype(np.int32)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             raise DatasetError(f"{name} is {column.type}, allowed are texts")
         table = self._codes[name]
@@ -343,7 +371,7 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
                 )
             table = file.read(columns=sorted(wanted), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{name} cannot be read: {printable(str(error))}") from error
+        raise DatasetError(f"{name} {why_unreadable(path, error)}") from error
     if absent := wanted - set(table.column_names):
         raise DatasetError(f"{name} lacks the columns {preview(absent)}")
     if len(table.column_names) > len(wanted):
@@ -377,6 +405,11 @@ class EpisodeRows:
         for first, stop in itertools.pairwise(bounds.tolist()):
             self._pieces.setdefault(int(numbers[first]), []).append((first, stop))
 
+    @property
+    def numbers(self) -> set[int]:
+        """Episodes that the file holds rows of."""
+        return set(self._pieces)
+
     def of(self, ordinal: int) -> tuple[int, pa.Table]:
         """Return the first row of the ``ordinal``-th episode in the file, and its rows.
 
@@ -393,6 +426,31 @@ class EpisodeRows:
                 f"says {length}"
             )
         return pieces[0][0], self._table.slice(pieces[0][0], length)
+
+
+def _check_clock(rows: pa.Table, clock: Sequence[str], fps: float) -> None:
+    """Check that the rows of an episode with films follow each other as their pictures do.
+
+    Raises:
+        DatasetError: Rows are missing, in another order, or of another rate.
+    """
+    for name in clock:
+        rate = fps if name == "timestamp" else 1.0
+        values = matrix(rows[name], name, 1)[:, 0].astype(np.float64)
+        off = np.abs(values * rate - np.arange(len(values)))
+        if len(off) and off.max() > _LATE:
+            row = int(off.argmax())
+            raise DatasetError(
+                f"row {row} has {name} {values[row]:g}, at {fps:g} rows per second that is row "
+                f"{values[row] * rate:.1f}: which picture belongs to it is not known"
+            )
+
+
+_CLOCK = ("frame_index", "timestamp")
+"""LeRobot's columns that say which picture of its episode's film belongs to a row."""
+
+_LATE = 0.5
+"""Rows by which the two may be off."""
 
 
 def matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32]:

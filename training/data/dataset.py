@@ -189,7 +189,14 @@ class DatasetReader:
 
     def _oddities(self) -> Iterator[str]:
         """Yield what is odd, and does not keep an episode from being used."""
+        yield from self.catalog.notes
         yield from self.claims.notes
+        if unlisted := self.columns.unlisted:
+            number, name = next(iter(unlisted.items()))
+            yield (
+                f"{counted(len(unlisted), 'episode')} with rows and no entry in the list: "
+                f"{preview(map(str, unlisted))} ({number} in {name}); not used"
+            )
         if blank := self._uninstructed():
             yield (
                 f"{counted(len(blank), 'episode')} with a blank instruction: {preview(blank)}; "
