@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.documents import parse_json, read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import ActionAnchor
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.recording import formats
@@ -392,10 +392,11 @@ def _text_column(table: pa.Table, where: Path) -> str:
     Pandas keeps them in its index, whose column has had several names; later versions of LeRobot
     and other tools have columns of texts beside it.
     """
-    names = [name for name in table.column_names if name != "task_index"]
-    stated = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
-    index = stated.get("index_columns", []) if isinstance(stated, dict) else []
-    for name in ("task", *(one for one in index if isinstance(one, str)), "__index_level_0__"):
+    names = [str(name) for name in table.column_names if name != "task_index"]
+    note = (table.schema.metadata or {}).get(b"pandas", b"{}")
+    stated = parse_json(note, dict[str, Any], f"{where}, pandas' note", DatasetError)
+    named = sorted({str(name) for name in stated.get("index_columns") or ()})
+    for name in ("task", *named, "__index_level_0__"):
         if name in names:
             return name
     if len(names) != 1:

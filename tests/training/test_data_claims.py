@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import av
 import numpy as np
@@ -21,9 +20,7 @@ from data_worlds import HEIGHT, ROBOT, WIDTH
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter, consolidate
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.data.films import FrameTable, _from_header, _from_packets
 from dzrobot.training.data.reading_pool import ReadingPool, decode_all
-from dzrobot.training.data.video_decoding import PyAvDecoder
 
 LENGTHS = (24, 27, 30, 27)
 CAMERAS = ("observation.images.image", "observation.images.wrist_image")
@@ -359,7 +356,7 @@ READABLE = (
 )  # fmt: skip
 
 
-# What looks consistent, and would train on pictures of another row. --------------------------------
+# What looks consistent, and would train on pictures of another row. ------------------------------
 
 
 def shifted(s):
@@ -428,7 +425,7 @@ def short_film(s):
     for e in inside:
         clip = clips(camera, [e])
         if e == episode:
-            clip = clip[:at] + clip[at + lost :] if lost > 0 else clip[:at] + clip[at + lost :]
+            clip = clip[:at] + clip[at + lost :]
         starts.append(len(pictures))
         pictures += clip
     film(path, pictures, g="10", bf="0")
@@ -513,7 +510,8 @@ def check_mutations(bases, folder, numbers):
             assert whole or found.reported, f"{where}: not reported"
         else:
             counts["broken"] += 1
-            assert found.reported, f"{where}: not reported"
+            # A decoder does not notice all damage inside a picture; it is the right one still.
+            assert found.reported or (whole and change is overwritten), f"{where}: not reported"
         shutil.rmtree(path)
     return counts
 

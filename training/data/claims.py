@@ -58,6 +58,9 @@ class Claims:
     faults: dict[int, list[str]] = field(default_factory=dict)
     """What is wrong with an episode's films, by ordinal: such an episode cannot be used."""
 
+    copies: list[list[list[int]]] = field(default_factory=list)
+    """Films that are copies of each other: for each of them the episodes that claim it."""
+
     notes: list[str] = field(default_factory=list)
     """What is odd, and does not keep an episode from being used."""
 
@@ -83,14 +86,15 @@ class Claims:
         claims = cls({camera: np.full(count, -1, np.int64) for camera in films})
         done, every = 0, sum(map(len, films.values()))
         for camera, names in films.items():
-            copies: dict[tuple[str, int], list[str]] = {}
+            alike: dict[str, list[list[int]]] = {}
             for name, ordinals in names.items():
                 film = _Film(catalog, camera, name, np.array(ordinals), cache)
-                film.claim(claims, copies, DECODERS[decoder])
+                content = film.claim(claims, DECODERS[decoder])
+                alike.setdefault(content, []).append(film.episodes)
                 done += 1
                 if progress and (done % 64 == 0 or done == every):
                     progress(done, every)
-            claims._note_copies(camera, copies)
+            claims.copies += [each for key, each in alike.items() if key and len(each) > 1]
         if file is not None:
             claims._write(file)
         return claims
@@ -99,26 +103,20 @@ class Claims:
         """Keep an episode from being used."""
         self.faults.setdefault(int(ordinal), []).append(f"{camera}: {text}")
 
-    def _note_copies(self, camera: str, copies: Mapping[tuple[str, int], list[str]]) -> None:
-        same = [names for names in copies.values() if len(names) > 1]
-        if same:
-            self.notes.append(
-                f"{camera}: {counted(sum(map(len, same)), 'file')} are copies of each other "
-                f"({preview(same[0])}): was a video saved under another episode's name?"
-            )
-
     @classmethod
     def _read(cls, file: Path) -> "Claims":
         known = json.loads(file.read_text())
         first = {camera: np.array(row, np.int64) for camera, row in known["first"].items()}
         faults = {int(ordinal): texts for ordinal, texts in known["faults"].items()}
-        return cls(first, faults, known["notes"])
+        return cls(first, faults, known["copies"], known["notes"])
 
     def _write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f"aside-{uuid.uuid4().hex}.json")
         first = {camera: row.tolist() for camera, row in self.first.items()}
-        content = {"first": first, "faults": self.faults, "notes": self.notes}
+        content = {
+            "first": first, "faults": self.faults, "copies": self.copies, "notes": self.notes,
+        }  # fmt: skip
         temporary.write_text(json.dumps(content))
         temporary.replace(file)
 
@@ -167,10 +165,18 @@ class _Film:
         self._broken: dict[int, str] = {}
         """What is wrong, by place among the film's episodes."""
 
-    def claim(
-        self, claims: Claims, copies: dict[tuple[str, int], list[str]], decoder: type[Decoder]
-    ) -> None:
-        """Enter where each episode begins, or why it cannot be used."""
+    @property
+    def episodes(self) -> list[int]:
+        """Ordinals of the episodes that claim a part of it, in their order."""
+        ordinals: list[int] = self._ordinals.tolist()
+        return ordinals
+
+    def claim(self, claims: Claims, decoder: type[Decoder]) -> str:
+        """Enter where each episode begins, or why it cannot be used.
+
+        Returns:
+            A text that copies of the film have too; empty where that is not known.
+        """
         path = self._catalog.root / self._name
         try:
             self._table = FrameTable.of(path, self._cache)
@@ -180,15 +186,13 @@ class _Film:
         if fault:
             for ordinal in self._ordinals:
                 claims.fault(ordinal, self._camera, fault)
-            return
-        if self._table.content:
-            size = self._catalog.sizes.get(self._name, 0)
-            copies.setdefault((self._table.content, size), []).append(self._name)
+            return ""
         first = self._placed(claims)
         self._check_grid(first)
         claims.first[self._camera][self._ordinals] = first
         for place, text in self._broken.items():
             claims.fault(self._ordinals[place], self._camera, text)
+        return self._table.content
 
     def _placed(self, claims: Claims) -> Ints:
         """Return the first frame of each episode; what cannot be decided is noted as broken."""
@@ -356,7 +360,7 @@ def first_frame(catalog: DatasetCatalog, camera: str, ordinal: int) -> int:
     name = catalog.video_file(ordinal, camera)
     claims = Claims({camera: np.full(len(catalog.episodes), -1, np.int64)})
     film = _Film(catalog, camera, name, np.array(_films(catalog, camera)[name]), None)
-    film.claim(claims, {}, DECODERS["pyav"])
+    film.claim(claims, DECODERS["pyav"])
     if faults := claims.faults.get(ordinal):
         raise DatasetError(f"{catalog.root}: {faults[0]}")
     return int(claims.first[camera][ordinal])

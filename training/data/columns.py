@@ -332,14 +332,14 @@ class _Builder:
             if not pa.types.is_integer(column.type):
                 raise DatasetError(f"{name} is {column.type}, allowed are whole numbers")
             numbers, known = column.to_numpy(), np.array([*self._catalog.tasks], np.int64)
-            codes = np.searchsorted(known, numbers)
+            codes: NDArray[np.int32] = np.searchsorted(known, numbers).astype(np.int32)
             strange = numbers[~np.isin(numbers, known)]
             if len(strange):
                 raise DatasetError(
                     f"{name} holds {strange[0]}, which the list of tasks does not have: it has "
                     f"{preview([str(number) for number in known])}"
                 )
-            return codes.astype(np.int32)
+            return codes
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             raise DatasetError(f"{name} is {column.type}, allowed are texts")
         table = self._codes[name]

@@ -1,6 +1,7 @@
 """One LeRobot folder read as windows of one embodiment."""
 
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -35,6 +36,9 @@ Window = dict[str, Any]
 
 DAMAGED = "damaged"
 """Why an episode has no window: its files are missing, damaged or of another episode."""
+
+_COMPARED = 50
+"""Copies of one film that are compared with each other."""
 
 _FETCH = (
     "Fetch the files again, or leave these episodes out: --damaged count (in a recipe "
@@ -143,8 +147,8 @@ class DatasetReader:
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         """States, actions and instructions, mapped from the cache."""
 
-        films = [one.column for one in self.resolution.views.values() if one.kind == "video"]
-        films = films if self.options.images else []
+        views = self.resolution.views.values() if self.options.images else ()
+        films = [one.column for one in views if one.kind == "video"]
         self.claims = Claims.of(self.catalog, films, self.options.decoder, cache, progress)
         """Which frames of which film each episode claims."""
 
@@ -356,6 +360,7 @@ class DatasetReader:
             ordinal: f"{preview(names)} missing or empty" for ordinal, names in absent.items()
         }
         damage |= self.columns.faults
+        damage |= self._copied(damage)
         numbers = self.catalog.episodes.index
         chosen = {i for i, number in enumerate(numbers) if selection.leaves_out(int(number))}
         unwanted = self.catalog.left_out(self.options.episodes)
@@ -368,6 +373,27 @@ class DatasetReader:
             _log.warning("%s", self._summary(missed, 3))
 
         return dict.fromkeys(chosen, "not selected"), dict.fromkeys(damage, DAMAGED) | useless
+
+    def _copied(self, damage: Mapping[int, str]) -> dict[int, str]:
+        """Return the episodes that have a copy of another's film and other numbers than it."""
+        found: dict[int, str] = {}
+        numbers = self.catalog.episodes.index
+        for films in self.claims.copies:
+            for one, two in itertools.combinations(films[:_COMPARED], 2):
+                for first, second in zip(one, two, strict=False):
+                    if {first, second} & damage.keys() or self._same_rows(first, second):
+                        continue
+                    text = (
+                        f"episodes {numbers[first]}, {numbers[second]} have copies of one film "
+                        "and other numbers: one film was saved under both names"
+                    )
+                    found |= {first: text, second: text}
+        return found
+
+    def _same_rows(self, one: int, two: int) -> bool:
+        """Return whether the numbers of two episodes are the same in every row."""
+        first, second = self.states(one), self.states(two)
+        return all(np.array_equal(rows, second[key]) for key, rows in first.items())
 
     def _uninstructed(self) -> list[int]:
         """Return the numbers of the episodes whose every row has a blank instruction."""

@@ -31,6 +31,9 @@ _TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 3, (-1, 0, 0, -1): 2, (0, -1, 1, 0): 1
 """Display matrix -> quarter turns against the clock that show a picture upright."""
 
 _PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
+_STILL = 4
+"""Sizes of samples that a film of a picture that does not change has at most."""
+
 _UNREAD = {b"stps", b"sgpd", b"mvex"}
 """Boxes that change which samples are key frames, or say that the list goes on elsewhere."""
 
@@ -277,10 +280,11 @@ def _from_track(
         keys[_numbers(boxes[b"stss"], 1)[:, 0] - 1] = True
     kind = hashlib.sha256(boxes[b"stsd"] + bytes(b"ctts" in boxes)).hexdigest()[:16]
     content = hashlib.sha256(boxes[b"stsz"] + boxes[b"stsd"]).hexdigest()[:16]
+    moves = len(np.unique(np.frombuffer(boxes[b"stsz"], ">u4", offset=12))) > _STILL
     turns = _turns(path, np.frombuffer(boxes[b"tkhd"][-44:-8], ">i4"))
     shown = np.zeros(len(times), bool)
     samples = _Samples(times - begin, decoding - begin, keys, shown, 1 / scale, turns)
-    return _table(path, samples, kind=kind, content=content)
+    return _table(path, samples, kind=kind, content=content if moves else "")
 
 
 def _is_whole(boxes: dict[bytes, bytes], samples: int, size: int) -> bool:
