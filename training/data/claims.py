@@ -44,6 +44,9 @@ _FORMAT = 1
 _OFF_GRID = 0.5
 """Share of a frame by which a picture may lie off the grid of the rows."""
 
+_TELLING = 4
+"""Frames between key frames from which on it tells something that an episode begins with one."""
+
 ALIKE = 0.04
 """Difference of mean colors, of 1, below which pictures may be those of an episode."""
 
@@ -263,24 +266,37 @@ class _Film:
             gaps.append(int(first[place]) - end)
             end = int(first[place] + self._rows[place])
         gaps.append(len(self._table.pts) - end)
-        self._judge(order, np.array(gaps))
-        if max(gaps) >= self._rows.min():
+        self._judge(order, np.array(gaps), self._is_cut_at_keys(first[order], np.array(gaps)))
+        if max(gaps) > 0:
             claims.notes.append(
                 f"{self._name}: {counted(sum(gap for gap in gaps if gap > 0), 'frame')} belong to "
                 "no episode of the list"
             )
         return first
 
-    def _judge(self, order: Ints, gaps: Ints) -> None:
+    def _is_cut_at_keys(self, first: Ints, gaps: Ints) -> bool:
+        """Return whether all episodes, and all that lies between them, begin with a key frame.
+
+        So do films that were made one by one and joined, when an episode is dropped later; pictures
+        that a writer lost or doubled do not leave it so.
+        """
+        keys, held = self._table.key_frames, len(self._table.pts)
+        if len(keys) < 2 or np.median(np.diff(keys)) < _TELLING:
+            return False
+        ends = np.append(first, held)[gaps > 0] - gaps[gaps > 0]
+        return bool(np.isin(np.concatenate([first, ends]), np.append(keys, held)).all())
+
+    def _judge(self, order: Ints, gaps: Ints, cut_at_keys: bool) -> None:
         """Break the episodes of which times and film do not say where they lie.
 
         Args:
             order: Places of the episodes by their beginning.
             gaps: (episodes + 1,): unclaimed frames before each of them and after the last;
                 negative where two overlap, or the film ends too early.
+            cut_at_keys: Whether gaps are films of their own, however short.
         """
         held, shortest = len(self._table.pts), int(self._rows.min())
-        odd = (gaps < 0) | ((gaps > 0) & (gaps < shortest))
+        odd = (gaps < 0) | ((gaps > 0) & (gaps < shortest) & (not cut_at_keys))
         for at in np.flatnonzero(odd).tolist():
             before, after = order[:at], order[at:]
             if at and not gaps[at + 1 :].any() and len(after) and abs(gaps[at]) * 2 <= shortest:
