@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,12 +92,33 @@ def multiply_v2(folder: Path, episodes: int) -> None:
                 link(first, folder / "videos" / chunk / view / f"{name}.mp4")
 
 
+def repeat_film(path: Path, times: int, rate: float) -> None:
+    """Let a video show itself ``times`` times, one after the other."""
+    whole = path.with_name("whole.mp4")
+    with av.open(str(path)) as source, av.open(str(whole), "w") as output:
+        video = source.streams.video[0]
+        stream = output.add_stream_from_template(video, opaque=True)
+        packets = [packet for packet in source.demux(video) if packet.dts is not None]
+        sizes = [(bytes(packet), packet.pts, packet.dts, packet.is_keyframe) for packet in packets]
+        step = round(FRAMES / rate / video.time_base)
+        for turn in range(times):
+            for content, pts, dts, key in sizes:
+                packet = av.Packet(content)
+                packet.pts, packet.dts = pts + turn * step, dts + turn * step
+                packet.time_base, packet.stream, packet.is_keyframe = video.time_base, stream, key
+                output.mux(packet)
+    whole.replace(path)
+
+
 def multiply_v3(folder: Path, episodes: int) -> None:
     """Write the other episodes of a v3.0 dataset: `PER_CHUNK` of them in each file."""
     data = pq.read_table(folder / "data/chunk-000/file-000.parquet")
     (listed,) = sorted((folder / "meta/episodes").glob("*/*.parquet"))
     row = pq.read_table(listed).to_pylist()[0]
-    rows = []
+    rows, rate = [], json.loads((folder / "meta/info.json").read_text())["fps"]
+    starts = {name: name.rpartition("/")[2] for name in row if name.endswith("_timestamp")}
+    for view in sorted((folder / "videos").iterdir()):
+        repeat_film(view / "chunk-000/file-000.mp4", min(PER_CHUNK, episodes), rate)
     for first in range(0, episodes, PER_CHUNK):
         count, file = min(PER_CHUNK, episodes - first), first // PER_CHUNK
         path = folder / f"data/chunk-000/file-{file:03d}.parquet"
@@ -104,7 +126,12 @@ def multiply_v3(folder: Path, episodes: int) -> None:
         for view in sorted((folder / "videos").iterdir()):
             link(view / "chunk-000/file-000.mp4", view / f"chunk-000/file-{file:03d}.mp4")
         places = {name: file for name in row if name.endswith("/file_index") and "meta" not in name}
-        rows += [{**row, **places, "episode_index": first + at} for at in range(count)]
+        for at in range(count):
+            times = {
+                name: (at + (kind == "to_timestamp")) * FRAMES / rate
+                for name, kind in starts.items()
+            }
+            rows.append({**row, **places, **times, "episode_index": first + at})
     pq.write_table(pa.Table.from_pylist(rows), listed)
 
 
