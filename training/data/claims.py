@@ -16,6 +16,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from dzrobot.documents import read_json_lines
+from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import (
@@ -49,6 +51,17 @@ _TELLING = 4
 
 ALIKE = 0.04
 """Difference of mean colors, of 1, below which pictures may be those of an episode."""
+
+
+class _Kept(BaseModel):
+    """The file in which claims are kept."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    first: dict[str, list[int]]
+    faults: dict[int, list[str]]
+    copies: list[list[list[int]]]
+    notes: list[str]
 
 
 @dataclass
@@ -84,7 +97,9 @@ class Claims:
         films = {camera: _films(catalog, camera) for camera in sorted(set(cameras))}
         file = None if cache is None else cache / f"claims-{_key(catalog, films, decoder)}.json"
         if file is not None and file.exists():
-            return cls._read(file)
+            # One that is damaged, as by a full disk, is made anew.
+            with suppress(DatasetError):
+                return cls._read(file)
         count = len(catalog.episodes)
         claims = cls({camera: np.full(count, -1, np.int64) for camera in films})
         done, every = 0, sum(map(len, films.values()))
@@ -108,10 +123,9 @@ class Claims:
 
     @classmethod
     def _read(cls, file: Path) -> "Claims":
-        known = json.loads(file.read_text())
-        first = {camera: np.array(row, np.int64) for camera, row in known["first"].items()}
-        faults = {int(ordinal): texts for ordinal, texts in known["faults"].items()}
-        return cls(first, faults, known["copies"], known["notes"])
+        known = read_json(file, _Kept, DatasetError, largest=2**30)
+        first = {camera: np.array(row, np.int64) for camera, row in known.first.items()}
+        return cls(first, known.faults, known.copies, known.notes)
 
     def _write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
