@@ -127,7 +127,7 @@ def test_one_of_many_in_a_file(tmp_path):
 def test_a_typing_error_in_all_episodes_leaves_nothing_behind(tmp_path):
     path = recorded(tmp_path / "set", [(n, 18, "lfit", "") for n in range(3)])
     relabel(path, range(3), Relabeling(task="lift"))
-    assert DatasetCatalog.open(path).tasks == ("lift",)
+    assert DatasetCatalog.open(path).tasks == {0: "lift"}
 
 
 def test_the_last_fact_goes_with_its_episode(tmp_path):
