@@ -34,7 +34,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     official_state,
     slots,
 )
-from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters
+from dzrobot.policies.dreamzero.checkpoints.lora import AdapterConfig, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES
@@ -192,7 +192,7 @@ class TestRealSizes:
 
     def test_lora(self, size):
         network = build_network(preset(size))
-        inject_adapters(network.model, preset(size).head)
+        inject_adapters(network.model, AdapterConfig.of_head(preset(size).head))
         trained = ("lora_", "state_encoder.", "action_encoder.", "action_decoder.")
         table = slots(network).items()
         counts = [math.prod(s.shape) for name, s in table if any(part in name for part in trained)]

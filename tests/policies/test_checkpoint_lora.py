@@ -25,6 +25,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     official_state,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import (
+    AdapterConfig,
     inject_adapters,
     trained_with_adapters,
 )
@@ -57,7 +58,7 @@ def trained(tiny, tmp_path, libero):
     write_json(tmp_path / "config/config.json", config)
     network = load_network(checkpoint, LoadOptions())
     head = replace(checkpoint.config.head, train_architecture="lora", lora_alpha=6.0)
-    inject_adapters(network.model, head)
+    inject_adapters(network.model, AdapterConfig.of_head(head))
     generator = torch.Generator().manual_seed(1)
     state = official_state(network)
     names = {name for name in state if trained_with_adapters(name)}
@@ -248,7 +249,7 @@ def test_convert_carries_adapters_over(trained, tmp_path):
 
 def test_only_the_transformer_is_adapted(tiny):
     network = load_network(open_checkpoint(tiny), LoadOptions())
-    inject_adapters(network.model, open_checkpoint(tiny).config.head)
+    inject_adapters(network.model, open_checkpoint(tiny).adapters)
     adapted = {name.split(".lora_")[0] for name in network.state_dict() if ".lora_" in name}
     assert len(adapted) == 10 * len(network.model.blocks)
     assert all(name.startswith("model.blocks.") for name in adapted)

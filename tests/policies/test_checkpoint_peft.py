@@ -84,7 +84,25 @@ FOREIGN = {
     "pattern": {"target_modules": r"blocks\.1\..*\.(k|ffn\.0)", "r": 2, "lora_alpha": 1},
     "some layers": {"target_modules": ["o"], "layers_to_transform": 1, "layers_pattern": "blocks"},
     "a module": {"target_modules": ["q"], "modules_to_save": ["action_decoder"]},
-}
+    "ranks": {
+        "target_modules": ["q", "k", "ffn.0"], "r": 4, "lora_alpha": 6,
+        "rank_pattern": {r"blocks\.0\..*\.q": 7, "k": 2, "ffn": 3}, "alpha_pattern": {"q": 5},
+    },
+    "stabilized": {"target_modules": ["o", "v"], "r": 6, "lora_alpha": 4, "use_rslora": True},
+    "exceptions": {"target_modules": ["q", "o"], "exclude_modules": ["cross_attn.q"]},
+    "an exception by pattern": {"target_modules": r".*\.(k|v)", "exclude_modules": r".*cross.*"},
+    "any layer of a number": {"target_modules": ["v"], "layers_to_transform": [0], "whole": True},
+    "every layer": {"target_modules": "every", "init_lora_weights": "gaussian"},
+    "orthogonal": {"target_modules": ["ffn.2"], "init_lora_weights": "orthogonal"},
+}  # fmt: skip
+
+
+def within(transformer):
+    """Return a module that has the transformer where a whole network has it."""
+    network = torch.nn.Module()
+    network.action_head = torch.nn.Module()
+    network.action_head.model = transformer
+    return network
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -92,7 +110,12 @@ def test_ours_opens_theirs(tiny_folders, tmp_path, libero, kind, capsys):
     """Adapters that peft made, with nothing beside them: the base says what network it is."""
     tiny = tiny_folders / "5b"
     torch.manual_seed(0)
-    model = get_peft_model(transformer(tiny), LoraConfig(**FOREIGN[kind]))
+    bare, settings = transformer(tiny), dict(FOREIGN[kind])
+    if settings["target_modules"] == "every":
+        linear = (n for n, module in bare.named_modules() if isinstance(module, torch.nn.Linear))
+        settings["target_modules"] = list(linear)
+    whole = settings.pop("whole", False)
+    model = get_peft_model(within(bare) if whole else bare, LoraConfig(**settings))
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" in name or "modules_to_save" in name:
@@ -100,10 +123,17 @@ def test_ours_opens_theirs(tiny_folders, tmp_path, libero, kind, capsys):
     model.save_pretrained(tmp_path / "theirs")
     kept = transformer(tmp_path / "theirs", base=tiny, adapters="keep")
     given = transformer(tmp_path / "theirs", base=tiny)
-    same(given, model.merge_and_unload())
-    assert sum(".lora_A." in name for name in kept.state_dict()) == sum(
-        ".lora_A." in name for name in load_file(tmp_path / "theirs/adapter_model.safetensors")
-    )
+    model.merge_and_unload()
+    same(given, bare)
+    theirs = load_file(tmp_path / "theirs/adapter_model.safetensors")
+    root = "base_model.model." + ("action_head.model." if whole else "")
+    for name, tensor in kept.state_dict().items():
+        if ".lora_" in name:
+            assert torch.equal(tensor, theirs.pop(root + name.replace(".default", "")))
+    assert not any(".lora_" in name for name in theirs)
+    if kind == "every layer":
+        changed(tmp_path / "theirs", target_modules="All-Linear")
+        same(transformer(tmp_path / "theirs", base=tiny), given)
     policy = DreamZeroPolicy.from_pretrained(
         tmp_path / "theirs", embodiment=libero, weights=WeightOptions(base=tiny)
     )
@@ -113,6 +143,13 @@ def test_ours_opens_theirs(tiny_folders, tmp_path, libero, kind, capsys):
     assert code == 0
     same(transformer(merged), given)
     assert typed(capsys, "inspect", tmp_path / "theirs", "--config-from", tiny)[0] == 0
+    again = tmp_path / "again"
+    code, *_ = typed(
+        capsys, "convert", tmp_path / "theirs", again, "--to", "peft", "--config-from", tiny
+    )
+    assert code == 0
+    same(transformer(again, base=tiny), given)
+    same(PeftModel.from_pretrained(transformer(tiny), again).merge_and_unload(), given)
 
 
 def changed(folder, **values):
@@ -121,10 +158,42 @@ def changed(folder, **values):
 
 
 ODD = (
-    {"peft_type": "IA3"}, {"use_dora": True}, {"use_rslora": True}, {"rank_pattern": {"q": 8}},
-    {"alpha_pattern": {"q": 8}}, {"bias": "all"}, {"r": 0}, {"r": "4"}, {"lora_alpha": None},
-    {"target_modules": 5}, {"fan_in_fan_out": True},
+    {"peft_type": "IA3"}, {"peft_type": None}, {"use_dora": True}, {"bias": "all"}, {"r": 0},
+    {"r": "4"}, {"lora_alpha": None}, {"target_modules": 5}, {"target_modules": None},
+    {"target_modules": "(("}, {"rank_pattern": {"q": "8"}}, {"rank_pattern": {"*": 8}},
+    {"fan_in_fan_out": True}, {"lora_bias": True}, {"layers_pattern": "blocks"},
+    *({"init_lora_weights": way} for way in (
+        "pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "of_2027", {"a": 1}
+    )),
+    {"target_parameters": ["blocks.0.ffn.0.weight"]}, {"use_qalora": True},
+    {"alora_invocation_tokens": [1]}, {"trainable_token_indices": [0]},
+    {"layer_replication": [[0, 2]]}, {"megatron_config": {"a": 1}}, {"arrow_config": {"top_k": 2}},
+    {"use_bdlora": {"x": 1}}, {"monteclora_config": {"a": 1}}, {"velora_config": {"a": 1}},
+    {"kasa_config": {"a": 1}}, {"corda_config": {"a": 1}}, {"loftq_config": {"loftq_bits": 4}},
+    {"some_future_field": True}, {"some_future_number": 1},
 )  # fmt: skip
+HARMLESS = {
+    "task_type": "FEATURE_EXTRACTION", "inference_mode": False, "revision": "main",
+    "base_model_name_or_path": "a/b", "auto_mapping": {"base_model_class": "M"},
+    "peft_version": "9.9.9", "lora_dropout": 0.5, "eva_config": {"rho": 2.0},
+    "runtime_config": {"ephemeral_gpu_offload": True}, "qalora_group_size": 64,
+    "megatron_core": "megatron.core2", "init_lora_weights": "eva", "some_future_field": None,
+    "some_future_switch": False, "some_future_table": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tiny", ["5b"], indirect=True)
+def test_what_says_nothing_of_trained_weights_passes(written, tiny):
+    plain = transformer(written, base=tiny)
+    changed(written, **HARMLESS)
+    same(transformer(written, base=tiny), plain)
+
+
+@pytest.mark.parametrize("tiny", ["5b"], indirect=True)
+def test_every_odd_setting_is_named_at_once(written):
+    changed(written, use_dora=True, init_lora_weights="pissa", unheard_of=[1])
+    with pytest.raises(CheckpointError, match=r"init_lora_weights='pissa', unheard.*use_dora"):
+        open_checkpoint(written)
 
 
 @pytest.mark.parametrize("tiny", ["5b"], indirect=True)
@@ -138,6 +207,50 @@ def test_other_kinds_are_refused(written, values):
 def test_a_rank_that_is_not_theirs(written, tiny):
     changed(written, r=8)
     with pytest.raises(CheckpointError, match="rank 4"):
+        transformer(written, base=tiny)
+
+
+def in_file(folder, change):
+    file = folder / "adapter_model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in change(load_file(file)).items()}
+    save_file(tensors, file)
+
+
+Q = "base_model.model.blocks.0.self_attn.q.lora_"
+SPOILED = {
+    "no matrices for action_head.model.blocks.0.self_attn.q.weight": lambda held: {
+        name: tensor for name, tensor in held.items() if not name.startswith(Q)
+    },
+    "without action_head.model.blocks.0.self_attn.q.lora_B": lambda held: {
+        name: tensor for name, tensor in held.items() if name != f"{Q}B.weight"
+    },
+    "matrices for .*blocks.0.cross_attn.k_img.weight.*does not target": lambda held: {
+        **held, **{
+            f"base_model.model.blocks.0.cross_attn.k_img.lora_{x}.weight": held[f"{Q}{x}.weight"]
+            for x in "AB"
+        },
+    },
+    "q.lora_A.default.weight of shape": lambda held: {
+        **held, f"{Q}A.weight": held[f"{Q}A.weight"][:, :-1]
+    },
+    "naming of kohya": lambda held: {
+        "lora_unet_" + name.removeprefix("base_model.model.").replace(".lora_A.", ".lora_down.")
+        .replace(".lora_B.", ".lora_up."): tensor for name, tensor in held.items()
+    },
+    "naming of diffusers": lambda held: {
+        name.replace("base_model.model.", "diffusion_model."): t for name, t in held.items()
+    },
+    "(?s)naming of diffusers": lambda held: {
+        name.replace("base_model.model.", "transformer."): t for name, t in held.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tiny", ["14b"], indirect=True)
+@pytest.mark.parametrize("said", SPOILED)
+def test_matrices_that_do_not_fit_are_named(written, tiny, said):
+    in_file(written, SPOILED[said])
+    with pytest.raises(CheckpointError, match=said):
         transformer(written, base=tiny)
 
 

@@ -27,7 +27,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     write_sidecars,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import base_fingerprint
-from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
+from dzrobot.policies.dreamzero.checkpoints.lora import AdapterConfig, MergedSource
 from dzrobot.policies.dreamzero.checkpoints.names import (
     DIT,
     adapted_names,
@@ -191,7 +191,7 @@ def _write(components: TrainingComponents, own: TrainedSource, target: Path) -> 
     network = components.network
     if config.model.is_lora:
         _write_adapters(components, own, target.with_name(target.name + ADAPTERS_SUFFIX))
-        source = MergedSource(source, adapter_scale(network.head))
+        source = MergedSource(source, AdapterConfig.of_head(network.head))
         network = replace(network, head=replace(network.head, train_architecture="full"))
     sidecars = Sidecars(
         config_json=network.to_dict(), metadata=_metadata(components),

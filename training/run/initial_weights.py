@@ -21,7 +21,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     load_weights,
     slots,
 )
-from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource
 from dzrobot.policies.dreamzero.checkpoints.names import CONDITIONS, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     RandomInitSource,
@@ -103,7 +103,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> InitialWeights:
     network = build_network(checkpoint.config)
     source = complete_source(checkpoint, None, network)
     if checkpoint.has_adapters:
-        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+        source = MergedSource(source, checkpoint.adapters)
     return InitialWeights(
         base=checkpoint.config, source=source, folder=checkpoint.folder, files=checkpoint.weights
     )

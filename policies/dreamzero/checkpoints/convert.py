@@ -36,7 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     expected_shapes,
     slots,
 )
-from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, adapter_scale, inject_adapters
+from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource, inject_adapters
 from dzrobot.policies.dreamzero.checkpoints.names import (
     adapted_names,
     peft_name,
@@ -127,13 +127,20 @@ def convert(sources: Sequence[str | Path], target: Path, options: ConvertOptions
         if options.whole:
             options = replace(options, merge=checkpoint.has_adapters)
         weights, complete = _checked(checkpoint, options)
+        sayable = checkpoint.adapters.is_plain or not checkpoint.has_adapters
+        if not sayable and not (options.merge or options.to == "peft"):
+            raise CheckpointError(
+                f"{checkpoint.adapters.source} has patterns or exceptions, for which only peft's "
+                "format has words; merge the adapters (--merge, with --base), or write them for "
+                "peft (--to peft)"
+            )
         passport = checkpoint.own_passport
         if passport is not None and complete and weights is not checkpoint.weights:
             passport = replace(passport, base=None)
         sidecars = Sidecars(
             config_json=_config(checkpoint, merged=options.merge), complete=complete,
             metadata=None if checkpoint.statistics is None else checkpoint.metadata,
-            copy_from=checkpoint.folder, passport=passport,
+            copy_from=checkpoint.folder, passport=passport, adapters=checkpoint.described,
             keeps_card=checkpoint.folder == checkpoint.path and weights is checkpoint.weights,
         )  # fmt: skip
         if not complete and options.to != "peft":
@@ -171,7 +178,7 @@ def _convert_components(
 def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSource, bool]:
     """Return the weights to write, checked, and whether they are complete."""
     network = build_network(checkpoint.config)
-    head, weights = checkpoint.config.head, checkpoint.weights
+    weights = checkpoint.weights
     lacking = slots(network).keys() - weights.tensors.keys()
     only_trained = checkpoint.has_adapters or checkpoint.passport_base is not None
     if lacking and only_trained and not (options.base or options.merge or options.whole):
@@ -182,9 +189,9 @@ def _checked(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[WeightSou
             raise CheckpointError(
                 f"{checkpoint.path} holds no adapters; leave the merging out (--merge)"
             )
-        weights = MergedSource(weights, adapter_scale(head))
+        weights = MergedSource(weights, checkpoint.adapters)
     elif checkpoint.has_adapters:
-        inject_adapters(network.model, head)
+        inject_adapters(network.model, checkpoint.adapters)
     # Copying weights needs no other code from one layout to another.
     check_weights(network, renamed(weights, without_conditions))
     return weights, True

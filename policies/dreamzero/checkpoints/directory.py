@@ -19,6 +19,7 @@ from dzrobot.policies.dreamzero.checkpoints.hub import locate, newest_step
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     ADAPTER_CONFIG,
     ADAPTER_STEM,
+    AdapterConfig,
     adapted_config,
     adapter_config,
     check_only_trained,
@@ -91,10 +92,18 @@ class Checkpoint:
     statistics: Path | None = None
     """metadata.json where it does not lie in ``folder``."""
 
+    described: AdapterConfig | None = None
+    """Content of adapter_config.json, where there is one."""
+
     @cached_property
     def config(self) -> NetworkConfig:
         """Return what config.json describes."""
         return NetworkConfig.from_dict(self.config_json)
+
+    @cached_property
+    def adapters(self) -> AdapterConfig:
+        """Return how adapters are applied, if there are any."""
+        return self.described or AdapterConfig.of_head(self.config.head)
 
     @property
     def metadata_file(self) -> Path:
@@ -194,11 +203,12 @@ def open_checkpoint(
     if alone and isinstance(base, str | Path) and _is_bare(folder):
         loose = replace(loose, folder=base)
     folder, config_json = read_beside(folder, loose)
-    if has_adapter_config(path):
-        config_json = adapted_config(config_json, read_adapter_config(path), weights.tensors)
+    described = read_adapter_config(path, weights) if has_adapter_config(path) else None
+    if described is not None:
+        config_json = adapted_config(config_json, described)
     return Checkpoint(
         path=path, weights=weights, folder=folder, config_json=config_json,
-        statistics=_statistics(folder, loose),
+        statistics=_statistics(folder, loose), described=described,
     )  # fmt: skip
 
 
@@ -333,6 +343,9 @@ class Sidecars:
     copy_from: Path | None = None
     """Folder whose other files (training config, tokenizer, metadata) are copied."""
 
+    adapters: AdapterConfig | None = None
+    """How adapters among the weights are applied, where config.json does not say it."""
+
     adapter_config: Mapping[str, Any] | None = None
     """Content of adapter_config.json, of adapters in peft's format."""
 
@@ -365,11 +378,12 @@ def write_adapters(
         CheckpointError: ``target`` exists already, or ``weights`` are not adapters alone.
     """
     head = NetworkConfig.from_dict(sidecars.config_json).head
+    adapters = sidecars.adapters or AdapterConfig.of_head(head)
     check_only_trained(weights.tensors, weights.origin)
     # One file, whatever its size: peft reads no shards.
     size = sum(info.nbytes for info in weights.tensors.values())
     options = ShardOptions(dtype=dtype, rename=short_name, stem=ADAPTER_STEM, shard_bytes=2 * size)
-    config = adapter_config(head, weights.tensors, recorded_base(sidecars.passport))
+    config = adapter_config(adapters, weights.tensors, recorded_base(sidecars.passport))
     return write_directory(target, weights, replace(sidecars, adapter_config=config), options)
 
 

@@ -15,7 +15,11 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     Checkpoint,
 )
 from dzrobot.policies.dreamzero.checkpoints.load import build_network, fits, slots
-from dzrobot.policies.dreamzero.checkpoints.lora import inject_adapters, trained_with_adapters
+from dzrobot.policies.dreamzero.checkpoints.lora import (
+    AdapterConfig,
+    inject_adapters,
+    trained_with_adapters,
+)
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, PREFIXES, without_conditions
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, Passport
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
@@ -97,7 +101,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     config, given = checkpoint.config, checkpoint.weights.tensors
     network = build_network(config)
     if checkpoint.has_adapters:
-        inject_adapters(network.model, config.head)
+        inject_adapters(network.model, checkpoint.adapters)
     shapes = {name: slot.shape for name, slot in slots(network).items()}
     wrong = (
         name for name in shapes.keys() & given.keys() if not fits(given[name].shape, shapes[name])
@@ -131,7 +135,7 @@ def expected_memory(config: NetworkConfig) -> MemoryEstimate:
     quantized = next(offload_plans(network, torch.bfloat16, "int8"))
     total = _elements([slot.shape for slot in slots(network).values()])
     trained = _elements([s.shape for name, s in slots(network).items() if name.startswith(DIT)])
-    inject_adapters(network.model, config.head)
+    inject_adapters(network.model, AdapterConfig.of_head(config.head))
     adapted = slots(network)
     with_lora = _elements([s.shape for n, s in adapted.items() if trained_with_adapters(n)])
     return MemoryEstimate(

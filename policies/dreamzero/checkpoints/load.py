@@ -23,8 +23,8 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import (
 from dzrobot.policies.dreamzero.checkpoints.directory import Base, Checkpoint, open_weights
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.lora import (
+    AdapterConfig,
     MergedSource,
-    adapter_scale,
     check_adapters,
     inject_adapters,
     trained_with_adapters,
@@ -120,7 +120,7 @@ def empty_network(
     """Return the network on the meta device; only what is trained requires gradients."""
     network = build_network(config, text_encoder=text_encoder, conditions=conditions)
     if is_lora:
-        inject_adapters(network.model, config.head)
+        inject_adapters(network.model, AdapterConfig.of_head(config.head))
     network.requires_grad_(requires_grad=False)
     for name, parameter in network.model.named_parameters():
         parameter.requires_grad_(not is_lora or trained_with_adapters(canonical(DIT + name)))
@@ -175,9 +175,9 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
     network = build_network(checkpoint.config, conditions=options.conditions)
     source = complete_source(checkpoint, options.base, network)
     if checkpoint.has_adapters and options.adapters == "keep":
-        inject_adapters(network.model, checkpoint.config.head)
+        inject_adapters(network.model, checkpoint.adapters)
     elif checkpoint.has_adapters:
-        source = MergedSource(source, adapter_scale(checkpoint.config.head))
+        source = MergedSource(source, checkpoint.adapters)
     check_weights(network, source)
     waiting: list[nn.Module] = []
     if options.memory is not None:
@@ -242,7 +242,7 @@ def complete_source(
         source = UnionSource(sources=(open_base(base, checkpoint.config), weights))
         _check_base(checkpoint, source.sources[0])
     if checkpoint.has_adapters:
-        check_adapters(source.tensors, checkpoint.config.head, weights.origin)
+        check_adapters(source.tensors, checkpoint.adapters, network.model, weights.origin)
     return source
 
 

@@ -24,10 +24,22 @@ CONDITIONS = DIT + "conditions."
 """How the names of tensors begin that belong to modalities of a robot's own."""
 
 _PEFT_INFIX = "base_model.model."
-_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module)\.)+")
-_INNER_WRAPPERS = re.compile(
-    r"\.(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.)"
-)
+_WRAPPERS = frozenset(
+    {
+        # torch.compile, DDP and DeepSpeed, FSDP1 (two spellings), activation checkpointing,
+        # Lightning, accelerate's pipeline.
+        "_orig_mod", "module", "_fsdp_wrapped_module", "_fpw_module",
+        "_checkpoint_wrapped_module", "_forward_module",
+    }
+)  # fmt: skip
+"""What programs around a network add to names, in front or inside, in any order."""
+
+_FRONT = re.compile(r"^(?:model\.|policy\.)+(?=action_head\.)")
+"""What holds a whole network as one of its parts."""
+
+_KOHYA = re.compile(r"^lora_(?:unet|te\d?|transformer)_")
+_DOWN_UP = re.compile(r"\.lora_?(?:down|up)\.weight$|\.lora\.(?:down|up)\.weight$")
+_DIFFUSERS = re.compile(r"^(?:diffusion_model|transformer|unet|text_encoder)\.")
 _NAMELESS_ADAPTER = re.compile(r"\.lora_([AB])\.weight$")
 _ADAPTER = re.compile(r"\.lora_[AB]\.default\.weight$")
 
@@ -43,10 +55,12 @@ class ShardIndex(BaseModel):
 def canonical(name: str) -> str:
     """Return the one name used here for a tensor that a file calls ``name``.
 
-    Drops what compilers, parallel wrappers and adapter libraries add: ``_orig_mod.``, ``module.``,
-    ``base_model.model.``, ``.base_layer``.
+    Drops what compilers, parallel wrappers and adapter libraries add, in front or inside:
+    ``_orig_mod.``, ``module.``, ``base_model.model.``, ``.base_layer``.
     """
-    name = _INNER_WRAPPERS.sub("", _WRAPPERS.sub("", name))
+    if not _WRAPPERS.isdisjoint(parts := name.split(".")):
+        name = ".".join(part for part in parts if part not in _WRAPPERS)
+    name = _FRONT.sub("", name)
     name = name.replace(DIT + _PEFT_INFIX, DIT).replace(".base_layer.", ".")
     return _NAMELESS_ADAPTER.sub(r".lora_\1.default.weight", name)
 
@@ -116,8 +130,30 @@ def peft_name(name: str, adapted: frozenset[str]) -> str:
 def check_part_names(names: Iterable[str], origin: str) -> None:
     """Raise :class:`CheckpointError` unless some of ``names`` are those of a DreamZero network."""
     found = list(names)
+    refuse_foreign(found, origin)
     if not any(name.startswith("action_head.") for name in found):
         raise CheckpointError(
             f"{origin} holds no tensor named action_head.* (it holds {preview(found)}); "
             "give a DreamZero checkpoint, or the Wan component files as a cold start"
+        )
+
+
+def refuse_foreign(names: Iterable[str], origin: str) -> None:
+    """Raise :class:`CheckpointError` for adapters in the naming of other programs."""
+    found = list(names)
+    lora = [name for name in found if "lora" in name]
+    kohya = [n for n in lora if _KOHYA.search(n) or _DOWN_UP.search(n)]
+    diffusers = [n for n in lora if _DIFFUSERS.search(n)]
+    program, shown = ("kohya", kohya) if kohya else ("diffusers", diffusers)
+    if shown:
+        raise CheckpointError(
+            f"{origin} holds LoRA matrices in the naming of {program} ({preview(shown, 2)}); only "
+            "peft's is read (base_model.model.<layer>.lora_A.weight): load them into the model "
+            "with the program that made them, and save with peft's save_pretrained, or save the "
+            "merged weights"
+        )
+    if flat := [name for name in found if name.endswith("_flat_param")]:
+        raise CheckpointError(
+            f"{origin} holds flat parameters of FSDP1 ({preview(flat, 2)}), without the shapes of "
+            "the weights in them; save again with StateDictType.FULL_STATE_DICT"
         )
