@@ -63,6 +63,10 @@ class SimulatorError(DzrobotError):
     """A simulator, its assets or its rendering that is not ready."""
 
 
+class SetupError(SimulatorError):
+    """What a simulator needs of the machine is not there: every episode would fail alike."""
+
+
 class RobotError(DzrobotError):
     """The robot, its gripper or a camera refused, failed or went away."""
 
@@ -165,6 +169,9 @@ class EpisodeError:
     no_room: bool = False
     """Whether the disk is the cause, not the episode."""
 
+    of_setup: bool = False
+    """Whether the machine or the installation is the cause, which no other episode would escape."""
+
 
 def ends_the_run(error: BaseException) -> bool:
     """Return whether the arm was stopped, or another program drives it."""
@@ -205,5 +212,7 @@ class ErrorCapture:
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
-        self.failure = EpisodeError(text, "".join(traceback.format_exception(error)), no_room)
+        of_setup = isinstance(error, SetupError | MissingDependencyError)
+        details = "".join(traceback.format_exception(error))
+        self.failure = EpisodeError(text, details, no_room, of_setup)
         return True

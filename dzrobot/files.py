@@ -59,6 +59,23 @@ def cache_folder() -> Path:
 
 
 @contextmanager
+def cached_in(folder: Path, error_class: type[DzrobotError]) -> Iterator[Path]:
+    """Make ``folder``, of :func:`cache_folder`, and yield it to be written to.
+
+    Raises:
+        DzrobotError: of class ``error_class``. The system refuses; names ``DZROBOT_CACHE``.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as error:
+        raise error_class(
+            f"cannot write to {folder} ({error.strerror or error}); set DZROBOT_CACHE to a folder "
+            "that can be written, as on clusters and in containers whose home is read-only"
+        ) from error
+
+
+@contextmanager
 def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
     """Call ``undo`` if the block raises, Ctrl-C included."""
     with ExitStack() as stack:

@@ -8,6 +8,7 @@ import pytest
 from dzrobot.errors import DatasetError
 from dzrobot.files import (
     append_line,
+    cached_in,
     diagnosed,
     explained,
     is_inside,
@@ -162,3 +163,14 @@ def test_unfinished_downloads_are_told_by_their_links_and_parts(tmp_path):
     assert stand_in(own / "videos/a.mp4") is None
     (own / ".cache/huggingface/download/videos/x.y.incomplete").write_bytes(b"half")
     assert "was not finished" in diagnosed(own / "videos/a.mp4", "")
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match="DZROBOT_CACHE"):
+        cached_in(tmp_path / "file" / "cache", DatasetError).__enter__()
+    with (
+        pytest.raises(DatasetError, match="DZROBOT_CACHE"),
+        cached_in(tmp_path, DatasetError) as at,
+    ):
+        (at / "gone" / "file").write_text("")

@@ -28,23 +28,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instruction from the file's name, as the benchmark has it, or from the task's "
         "definition",
     )  # fmt: skip
+    parser.add_argument(
+        "--skip-damaged", action="store_true",
+        help="leave out files and demonstrations that cannot be read, and say which",
+    )  # fmt: skip
     flags.add_dataset_format(parser)
     parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, or resume importing, and say what was left out."""
-    found = find_demonstrations(arguments.sources, arguments.prompt)
+    skip = arguments.skip_damaged
+    found = find_demonstrations(arguments.sources, arguments.prompt, skip_damaged=skip)
     with progress_bar("episodes") as show:
         done = import_demonstrations(
-            found,
+            found.demonstrations,
             arguments.output,
+            skip_damaged=skip,
             drop_idle=arguments.drop_idle,
             version=arguments.version,
             video=arguments.video,
             show=show,
         )
     print(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} in {arguments.output}")
+    left_out = (*found.skipped, *done.damaged)
+    for fault in left_out:
+        print(f"left out: {fault}")
     if arguments.drop_idle:
         print(f"{done.idle} idle rows left out, {done.idle / (done.rows + done.idle):.1%}")
     return 0

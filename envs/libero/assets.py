@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.envs.mujoco.simulator import import_robosuite
-from dzrobot.errors import MissingDependencyError, SimulatorError, find, preview
-from dzrobot.files import cache_folder, write_text
+from dzrobot.errors import MissingDependencyError, SetupError, SimulatorError, find, preview
+from dzrobot.files import cache_folder, cached_in, write_text
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
@@ -47,13 +47,13 @@ def assets_folder() -> Path:
     """Return the folder of LIBERO's assets.
 
     Raises:
-        SimulatorError: there is none, or the named one does not hold assets.
+        SetupError: there is none, or the named one does not hold assets.
     """
     named = os.environ.get(VARIABLE)
     folder = Path(named).expanduser() if named else _pointed_to(own_folder())
     if not (folder / "scenes").is_dir():
         given = f"{VARIABLE}={named}" if named else f"{folder}"
-        raise SimulatorError(f"no LIBERO assets in {given}: {REMEDIES}.")
+        raise SetupError(f"no LIBERO assets in {given}: {REMEDIES}.")
     return folder.resolve()
 
 
@@ -74,8 +74,8 @@ def use_folder(folder: Path) -> None:
             f"{folder} holds no LIBERO assets: name the folder that has scenes/, textures/, "
             "stable_scanned_objects/ and the others in it."
         )
-    own_folder().mkdir(parents=True, exist_ok=True)
-    (own_folder() / _POINTER).write_text(f"{folder}\n", encoding="utf-8")
+    with cached_in(own_folder(), SetupError) as own:
+        (own / _POINTER).write_text(f"{folder}\n", encoding="utf-8")
 
 
 def use_own_folder() -> None:
@@ -190,7 +190,7 @@ def _pointed_to(folder: Path) -> Path:
         return folder
     target = Path(note.read_text(encoding="utf-8").strip())
     if not target.is_dir():
-        raise SimulatorError(f"the LIBERO assets were in {target}, which is gone: {REMEDIES}.")
+        raise SetupError(f"the LIBERO assets were in {target}, which is gone: {REMEDIES}.")
     return target
 
 
@@ -259,11 +259,9 @@ def _no_questions() -> Iterator[None]:
 
 def _write_whole(path: Path, text: str) -> None:
     """Write at once, or not at all: several workers start together."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, delete=False
-    ) as stream:
-        stream.write(text)
-    Path(stream.name).replace(path)
+    with cached_in(path.parent, SetupError) as folder:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as stream:
+            stream.write(text)
+        Path(stream.name).replace(path)

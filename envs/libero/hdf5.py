@@ -20,7 +20,8 @@ from dzrobot.documents import parse_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.libero.suites import language_of
-from dzrobot.errors import DatasetError, preview
+from dzrobot.errors import DatasetError, counted, preview
+from dzrobot.files import diagnosed, stand_in, stand_ins
 from dzrobot.importing import required
 from dzrobot.progress import Show
 from dzrobot.recording import EpisodeWriter
@@ -70,14 +71,29 @@ class ImportCounts:
     idle: int
     """Rows that the filter of idle actions left out."""
 
+    damaged: tuple[str, ...] = ()
+    """What was wrong with each demonstration that was left out."""
 
-def find_demonstrations(sources: Sequence[Path], prompt: Prompt) -> tuple[Demonstration, ...]:
+
+@dataclass(frozen=True)
+class Found:
+    """The episodes of several files."""
+
+    demonstrations: tuple[Demonstration, ...]
+    skipped: tuple[str, ...] = ()
+    """What is wrong with files that are left out; one message may be about several."""
+
+
+def find_demonstrations(
+    sources: Sequence[Path], prompt: Prompt, *, skip_damaged: bool = False
+) -> Found:
     """Return all episodes of HDF5 files, or of those in folders, in a fixed order.
 
     Args:
         sources: Files and folders.
         prompt: ``name`` takes the instruction from the file's name, as the benchmark and the
             published datasets do; ``bddl`` from the task's definition.
+        skip_damaged: Whether files that cannot be imported are left out; else all are named.
 
     Raises:
         DatasetError: there is no file, or one is not of LIBERO's layout.
@@ -88,7 +104,25 @@ def find_demonstrations(sources: Sequence[Path], prompt: Prompt) -> tuple[Demons
     names = [path.name for path in paths]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DatasetError(f"two files are called {twice[0]}: import them into datasets apart")
-    return tuple(found for path in paths for found in _listed(path, prompt))
+    found: list[Demonstration] = []
+    faults, faulty = stand_ins(paths), [path for path in paths if stand_in(path)]
+    for path in (path for path in paths if path not in faulty):
+        try:
+            found += _listed(path, prompt)
+        except DatasetError as error:
+            faulty.append(path)
+            faults.append(str(error))
+    if faults and (not found or not skip_damaged):
+        raise DatasetError(_refusal(faults, len(faulty), len(paths)))
+    return Found(tuple(found), tuple(faults))
+
+
+def _refusal(faults: Sequence[str], faulty: int, files: int) -> str:
+    if files == 1:
+        return faults[0]
+    lines = "".join(f"\n  {fault}" for fault in faults)
+    way = "" if faulty == files else "; --skip-damaged imports the others"
+    return f"{faulty} of {counted(files, 'file')} cannot be imported{way}:{lines}"
 
 
 def import_demonstrations(  # noqa: PLR0913
@@ -98,6 +132,7 @@ def import_demonstrations(  # noqa: PLR0913
     drop_idle: bool = False,
     version: str = "v2.1",
     video: bool = False,
+    skip_damaged: bool = False,
     show: Show,
 ) -> ImportCounts:
     """Write ``demonstrations`` as a dataset of ``libero_sim``; after an interruption, go on.
@@ -113,6 +148,7 @@ def import_demonstrations(  # noqa: PLR0913
             command is that of the row kept before. What is left is not simulated again.
         version: Of the LeRobot format.
         video: Whether images are stored as video.
+        skip_damaged: Whether demonstrations that cannot be read are left out.
         show: Takes how many episodes are written.
 
     Raises:
@@ -120,20 +156,31 @@ def import_demonstrations(  # noqa: PLR0913
     """
     robot = _robot(demonstrations[0])
     rows = idle = 0
+    damaged: list[str] = []
     with EpisodeWriter(
         root, robot, fps=robot.timing.control_hz, version=version, video=video
     ) as writer:
-        done = _check_continues(root, writer.episodes, demonstrations, drop_idle=drop_idle)
+        done = _check_continues(root, writer.episodes, demonstrations, drop_idle, skip_damaged)
         for number, one in enumerate(demonstrations):
-            if number >= len(done):
-                left, success = _write(writer, one, drop_idle=drop_idle)
+            if number in done:
+                left = done[number]
+            elif number < max(done, default=-1):
+                # It was left out before the interruption, too.
+                continue
+            else:
+                try:
+                    content = _content(one)
+                except DatasetError as error:
+                    if not skip_damaged:
+                        raise
+                    damaged.append(str(error))
+                    continue
+                left, success = _write(writer, one, content, drop_idle=drop_idle)
                 facts = {"idle_rows_dropped": left} if drop_idle else {}
                 writer.save_episode(success=success, source=one.source, **facts)
-            else:
-                left = done[number]
             rows, idle = rows + one.rows - left, idle + left
             show(number + 1, len(demonstrations))
-        return ImportCounts(writer.episodes, rows, idle)
+        return ImportCounts(writer.episodes, rows, idle, tuple(damaged))
 
 
 def idle_rows(actions: Array) -> NDArray[np.bool_]:
@@ -179,11 +226,16 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file["data"]
     # h5py reports damage below the file's head as any of these.
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise DatasetError(f"{path} is not a whole HDF5 file of LIBERO: {error}") from error
+        what = "is not a whole HDF5 file of LIBERO: it is damaged or cut short"
+        reason = str(error).partition("\n")[0][:200]
+        raise DatasetError(
+            diagnosed(path, f"{what} ({reason}); copy or download it again")
+        ) from error
 
 
 def _listed(path: Path, prompt: Prompt) -> Iterator[Demonstration]:
     with _opened(path) as data:
+        _refuse_raw(path, data)
         names = [name for name in data if name.startswith("demo_") and name[5:].isdecimal()]
         if not names:
             raise DatasetError(f"{path} has no group data/demo_N, but {preview(data)}")
@@ -191,7 +243,25 @@ def _listed(path: Path, prompt: Prompt) -> Iterator[Demonstration]:
         if prompt == "bddl":
             task = _instruction(path, data)
         for name in sorted(names, key=lambda name: int(name[5:])):
-            yield Demonstration(path, name, task, len(_values(path, data[name], "actions")))
+            one = Demonstration(path, name, task, len(_values(path, data[name], "actions")))
+            for table in _WIDTHS:
+                _values(path, data[name], table)
+            for view in _VIEWS:
+                _images(one, data, view)
+            yield one
+
+
+def _refuse_raw(path: Path, data: Any) -> None:
+    """Refuse what robosuite's collector writes: states to be played again, and no images."""
+    for name in data:
+        group = data[name]
+        raw = name.startswith("demo") and "states" in group and "actions" in group
+        if raw and "obs" not in group:
+            raise DatasetError(
+                f"{path} is a raw recording: {group.name} has states and actions, and no images "
+                "(no group obs). Play it again in the simulator with LIBERO's "
+                "scripts/create_dataset.py, which writes the images, and import its file"
+            )
 
 
 def _instruction(path: Path, data: Any) -> str:
@@ -225,23 +295,45 @@ def _images(one: Demonstration, data: Any, key: str) -> Any:
         one.rows, 3,
     ):  # fmt: skip
         given = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
-        raise DatasetError(f"{one.source}: {_VIEWS[key]} {given}; expected {expected}")
+        if found is not None and (kind := _encoding(found)):
+            raise DatasetError(
+                f"{one.path}: {one.name}/{_VIEWS[key]} holds images encoded as {kind}, which are "
+                f"not read; decode them first: expected {expected}"
+            )
+        raise DatasetError(f"{one.path}: {one.name}/{_VIEWS[key]} {given}; expected {expected}")
     return found
 
 
+_ENCODINGS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
+
+
+def _encoding(table: Any) -> str | None:
+    """Return how the first image of a table is encoded; None if it is not."""
+    if not table.shape or not table.shape[0] or table.ndim > 2:
+        return None
+    first = table[0]
+    head = bytes(first if isinstance(first, bytes) else np.atleast_1d(first)[:16])
+    return next((kind for start, kind in _ENCODINGS.items() if head.startswith(start)), None)
+
+
 def _check_continues(
-    root: Path, episodes: int, demonstrations: Sequence[Demonstration], *, drop_idle: bool
-) -> list[int]:
-    """Return how many rows each episode of ``root`` lost to the filter.
+    root: Path, episodes: int, demonstrations: Sequence[Demonstration],
+    drop_idle: bool, skip_damaged: bool,
+) -> dict[int, int]:  # fmt: skip
+    """Return which of ``demonstrations`` are written, and how many rows each lost to the filter.
 
     Raises:
         DatasetError: they are not the first of ``demonstrations``, or were filtered otherwise.
     """
     facts = episode_facts(root)
-    lost = []
+    lost: dict[int, int] = {}
+    at = 0
     for number in range(episodes):
         extra = facts[number].model_extra or {} if number in facts else {}
-        wanted = demonstrations[number].source if number < len(demonstrations) else "nothing"
+        later = [one.source for one in demonstrations[at:]]
+        if skip_damaged and extra.get("source") in later:
+            at += later.index(extra.get("source"))
+        wanted = demonstrations[at].source if at < len(demonstrations) else "nothing"
         dropped = extra.get("idle_rows_dropped")
         if extra.get("source") != wanted or (dropped is not None) != drop_idle:
             how = "" if dropped is None else ", without idle rows"
@@ -250,14 +342,22 @@ def _check_continues(
                 f"{shorten(wanted)}{', without idle rows' if drop_idle else ''}: give another "
                 "--output"
             )
-        lost.append(int(dropped or 0))
+        lost[at] = int(dropped or 0)
+        at += 1
     return lost
 
 
-def _write(
-    writer: EpisodeWriter, one: Demonstration, *, drop_idle: bool
-) -> tuple[int, bool | None]:
-    """Add the rows of one demonstration; return how many were left out, and its success."""
+@dataclass(frozen=True)
+class _Content:
+    """What one demonstration holds, read as a whole: damage is found before a row is written."""
+
+    table: dict[str, Array]
+    views: dict[str, NDArray[np.uint8]]
+    layout: tuple[slice, ...]
+    success: bool | None
+
+
+def _content(one: Demonstration) -> _Content:
     with _opened(one.path) as data:
         group, layout = data[one.name], data.attrs.get("macros_image_convention", "opengl")
         if layout not in _LAYOUTS:
@@ -268,18 +368,26 @@ def _write(
         table = {name: np.asarray(_values(one.path, group, name), np.float32) for name in _WIDTHS}
         if len({len(rows) for rows in table.values()}) > 1:
             raise DatasetError(f"{one.source}: its tables differ in length")
-        views = {key: _images(one, data, key) for key in _VIEWS}
-        actions = table["actions"]
-        idle = idle_rows(actions) if drop_idle else np.zeros(len(actions), bool)
-        states = np.concatenate([table["obs/ee_states"], table["obs/gripper_states"]], axis=1)
-        language = writer.embodiment.language
-        for row in np.flatnonzero(~idle):
-            images = {
-                key: np.ascontiguousarray(view[row][_LAYOUTS[layout]])
-                for key, view in views.items()
-            }
-            seen = {**images, "state.state": states[row], language: one.task}
-            writer.add_frame(seen, actions[row])
+        views = {key: np.asarray(_images(one, data, key)) for key in _VIEWS}
         ended = group.get("dones")
         success = None if ended is None or not len(ended) else bool(ended[-1])
-        return int(idle.sum()), success
+        return _Content(table, views, _LAYOUTS[layout], success)
+
+
+def _write(
+    writer: EpisodeWriter, one: Demonstration, content: _Content, *, drop_idle: bool
+) -> tuple[int, bool | None]:
+    """Add the rows of one demonstration; return how many were left out, and its success."""
+    table = content.table
+    actions = table["actions"]
+    idle = idle_rows(actions) if drop_idle else np.zeros(len(actions), bool)
+    states = np.concatenate([table["obs/ee_states"], table["obs/gripper_states"]], axis=1)
+    language = writer.embodiment.language
+    for row in np.flatnonzero(~idle):
+        images = {
+            key: np.ascontiguousarray(view[row][content.layout])
+            for key, view in content.views.items()
+        }
+        seen = {**images, "state.state": states[row], language: one.task}
+        writer.add_frame(seen, actions[row])
+    return int(idle.sum()), content.success

@@ -5,20 +5,25 @@ import logging
 import os
 import sys
 import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module, metadata
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from dzrobot.errors import MissingDependencyError, SimulatorError
-from dzrobot.files import cache_folder
+from dzrobot.errors import MissingDependencyError, SetupError, counted
+from dzrobot.files import cache_folder, cached_in
 from dzrobot.importing import install
 
 BACKENDS = ("egl", "osmesa", "glx")
 """What MuJoCo and robosuite can draw with off screen; egl needs no display and no GPU."""
 
 DEVICE_VARIABLE = "MUJOCO_EGL_DEVICE_ID"
-"""Environment variable by which both choose a device for egl; read when the first context opens."""
+"""Environment variable by which both choose a device for egl; read when a context opens."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""robosuite reads device numbers from it too, and fails on what CUDA allows beside numbers."""
 
 
 def choose_backend() -> str:
@@ -28,16 +33,79 @@ def choose_backend() -> str:
     display.
 
     Raises:
-        SimulatorError: ``MUJOCO_GL`` asks for something that cannot draw off screen.
+        SetupError: ``MUJOCO_GL`` asks for something that cannot draw off screen.
     """
     requested = os.environ.get("MUJOCO_GL", "").strip().lower()
     if requested and requested not in BACKENDS:
-        raise SimulatorError(
+        raise SetupError(
             f"MUJOCO_GL={requested!r} cannot draw off screen here. Allowed: {', '.join(BACKENDS)}; "
             "unset it for egl."
         )
     os.environ["MUJOCO_GL"] = requested or "egl"
     return os.environ["MUJOCO_GL"]
+
+
+def egl_device(environment: Mapping[str, str], count: int) -> int:
+    """Return the number of the EGL device to draw with.
+
+    It is the one that ``MUJOCO_EGL_DEVICE_ID`` names, else the first of ``CUDA_VISIBLE_DEVICES``
+    if that is the number of one, else the first. Names of GPUs (UUID, MIG) say nothing of EGL's
+    numbers.
+
+    Args:
+        environment: Environment variables.
+        count: Devices that EGL has.
+
+    Raises:
+        SetupError: ``MUJOCO_EGL_DEVICE_ID`` names no device.
+    """
+    named = environment.get(DEVICE_VARIABLE, "").strip()
+    if named:
+        if named.isascii() and named.isdigit() and int(named) < count:
+            return int(named)
+        raise SetupError(
+            f"{DEVICE_VARIABLE}={named!r} is not the number of an EGL device: this machine has "
+            f"{counted(count, 'EGL device')}, allowed are 0 to {count - 1}; unset it, and one is "
+            "chosen."
+        )
+    visible = environment.get(_VISIBLE, "")
+    first = visible.partition(",")[0].strip()
+    if first.isascii() and first.isdigit() and int(first) < count:
+        return int(first)
+    if visible and count > 1:
+        _log.warning(
+            "%s=%r names none of the %d EGL devices: simulators draw with device 0; "
+            "set %s for another one",
+            _VISIBLE, visible, count, DEVICE_VARIABLE,
+        )  # fmt: skip
+    return 0
+
+
+def choose_device() -> None:
+    """Set ``MUJOCO_EGL_DEVICE_ID`` to the device to draw with; see :func:`egl_device`.
+
+    Raises:
+        SetupError: The one that is set is not there, or EGL has none.
+    """
+    if choose_backend() != "egl":
+        return
+    count = len(import_module("mujoco.egl.egl_ext").eglQueryDevicesEXT())
+    if not count:
+        raise SetupError(
+            "EGL has no device to draw with. Install `apt-get install libegl1 libgl1 "
+            "libglx-mesa0`, which draw without a GPU, or try MUJOCO_GL=osmesa."
+        )
+    os.environ[DEVICE_VARIABLE] = str(egl_device(os.environ, count))
+
+
+@contextmanager
+def _hidden(variable: str) -> Iterator[None]:
+    value = os.environ.pop(variable, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[variable] = value
 
 
 _drawn_in: set[int] = set()
@@ -48,13 +116,13 @@ def check_rendering() -> None:
     """Open and free a small context, once per process; call after robosuite is imported.
 
     Raises:
-        SimulatorError: The backend cannot open a context, or the process was forked from one that
+        SetupError: The backend cannot open a context, or the process was forked from one that
             has: the threads of the OpenGL library are gone, and drawing would wait for them.
     """
     if os.getpid() in _drawn_in:
         return
     if _drawn_in:
-        raise SimulatorError(
+        raise SetupError(
             "this process was forked from one that has opened a simulator, and OpenGL does not "
             "survive that. Start processes anew: gym.make_vec(..., vectorization_mode='async', "
             "vector_kwargs={'context': 'spawn'}), or multiprocessing.get_context('spawn')."
@@ -62,13 +130,16 @@ def check_rendering() -> None:
     opengl_error = import_module("OpenGL.error").Error
     context_class = import_module("robosuite.utils.binding_utils").GLContext
     try:
+        choose_device()
         context = context_class(max_width=64, max_height=64)
         context.make_current()
         context.free()
-    except (ImportError, AttributeError, OSError, RuntimeError, opengl_error) as error:
+    except (
+        ImportError, AttributeError, OSError, RuntimeError, ValueError, AssertionError, opengl_error
+    ) as error:  # fmt: skip
         backend = os.environ["MUJOCO_GL"]
         other = "osmesa" if backend == "egl" else "egl"
-        raise SimulatorError(
+        raise SetupError(
             f"OpenGL through {backend} does not work ({type(error).__name__}: {error}). Install "
             "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`, or try "
             f"MUJOCO_GL={other}."
@@ -161,20 +232,20 @@ def check_versions() -> None:
 
     Raises:
         MissingDependencyError: mujoco or robosuite is not installed.
-        SimulatorError: MuJoCo before 3.1.6 or from 3.3.3 on, or a robosuite other than 1.4.0.
+        SetupError: MuJoCo before 3.1.6 or from 3.3.3 on, or a robosuite other than 1.4.0.
     """
     mujoco, robosuite = installed("mujoco"), installed("robosuite")
     if mujoco is None or robosuite is None:
         missing = "mujoco" if mujoco is None else "robosuite"
         raise MissingDependencyError(f"the simulator needs {missing}: run `{_EXTRA}`.")
     if not _MUJOCO_TOO_OLD <= numbers(mujoco) < _MUJOCO_TOO_NEW:
-        raise SimulatorError(
+        raise SetupError(
             f"mujoco {mujoco} is installed; 3.3.3 darkens LIBERO's floors and 3.4 changes its "
             f"physics, so scores would not compare. Allowed: 3.1.6 up to 3.3.2. Run "
             f"`pip install mujoco=={MUJOCO}`."
         )
     if robosuite != ROBOSUITE:
-        raise SimulatorError(
+        raise SetupError(
             f"robosuite {robosuite} is installed; LIBERO is written for {ROBOSUITE}. Run "
             f"`pip install robosuite=={ROBOSUITE}`."
         )
@@ -192,7 +263,7 @@ def import_robosuite() -> Any:
     """Import and return robosuite.
 
     Raises:
-        SimulatorError: a wrong version, or OpenGL libraries are missing.
+        SetupError: a wrong version, or OpenGL libraries are missing.
     """
     check_versions()
     choose_backend()
@@ -200,10 +271,11 @@ def import_robosuite() -> Any:
         _quieten_robosuite()
         point_caches_home()
     try:
-        robosuite = import_module("robosuite")
+        with _hidden(_VISIBLE):
+            robosuite = import_module("robosuite")
     except (ImportError, AttributeError, OSError) as error:
         # PyOpenGL without its libraries fails with an AttributeError on None.
-        raise SimulatorError(
+        raise SetupError(
             f"robosuite does not import ({type(error).__name__}: {error}). If OpenGL is missing: "
             "`apt-get install libegl1 libgl1 libglib2.0-0 libosmesa6`; a Python package: "
             f"`{_EXTRA}`."
@@ -232,12 +304,16 @@ def _quieten_robosuite() -> None:
 
 
 def point_caches_home() -> None:
-    """Keep the compiled functions and font lists of libraries below our own cache."""
+    """Keep the compiled functions and font lists of libraries below our own cache.
+
+    Raises:
+        SetupError: It cannot be written.
+    """
     for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
         if variable not in os.environ:
             folder = cache_folder() / name
-            folder.mkdir(parents=True, exist_ok=True)
-            os.environ[variable] = str(folder)
+            with cached_in(folder, SetupError):
+                os.environ[variable] = str(folder)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -234,3 +234,85 @@ def test_what_is_no_hdf5_is_said(tmp_path, capsys):
             (folder / "a_demo.hdf5").write_bytes(content)
         assert main(["import-hdf5", str(folder), "--output", str(tmp_path / "out")]) == 2
         assert said in capsys.readouterr().err
+
+
+def spoil_by_length(path):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.7)])
+
+
+def spoil_inside(path):
+    """The length stays: what lists the tables of a demonstration is overwritten."""
+    content = bytearray(path.read_bytes())
+    at = content.rfind(b"TREE")
+    content[at : at + 400] = b"\xff" * 400
+    path.write_bytes(content)
+
+
+def spoil_rows(path):
+    """The length and all tables stay: packed images are overwritten, which only reading shows."""
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/obs/agentview_rgb"]
+        packed = file["data/demo_0/obs"].create_dataset(
+            "agentview_rgb", data=np.zeros((3, 8, 8, 3), np.uint8), chunks=(1, 8, 8, 3),
+            compression="gzip",
+        )  # fmt: skip
+        at, size = packed.id.get_chunk_info(1)[2:]
+    content = bytearray(path.read_bytes())
+    content[at : at + size] = b"\xff" * size
+    path.write_bytes(content)
+
+
+def spoil_by_pointer(path):
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n")
+
+
+def without_images(path):
+    with h5py.File(path, "w") as file:
+        demo = file.create_group("data/demo1")
+        demo["states"], demo["actions"] = np.zeros((3, 40)), np.zeros((3, 7))
+
+
+def with_encoded(path):
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/obs/agentview_rgb"]
+        images = file["data/demo_0/obs"].create_dataset(
+            "agentview_rgb", (3,), dtype=h5py.vlen_dtype(np.uint8)
+        )
+        for row in range(3):
+            images[row] = np.frombuffer(b"\xff\xd8\xff\xe0 a picture", np.uint8)
+
+
+SPOILED = {
+    spoil_by_length: "damaged or cut short", spoil_inside: "damaged",
+    spoil_by_pointer: "git lfs pull", without_images: "no images",
+    with_encoded: "encoded as JPEG", spoil_rows: "damaged",
+}  # fmt: skip
+
+
+def test_all_that_cannot_be_imported_is_named_and_the_rest_is(tmp_path, capsys):
+    folder, out = tmp_path / "files", tmp_path / "out"
+    folder.mkdir()
+    for number in range(len(SPOILED) + 2):
+        write(folder / f"{number}_task_demo.hdf5", [invented(3, seed=number)])
+    paths = sorted(folder.iterdir())
+    for path, spoil in zip(paths[1:], SPOILED, strict=False):
+        spoil(path)
+    words = ["import-hdf5", str(folder), "--output", str(out)]
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    # What only reading shows is found when it is read.
+    assert "5 of 8 files cannot be imported; --skip-damaged imports the others" in shown
+    for path, said in zip(paths[1:6], SPOILED.values(), strict=False):
+        assert any(path.name in line and said in line for line in shown.splitlines()), said
+    assert "Traceback" not in shown
+    assert not out.exists()
+
+    for _ in range(2):
+        # A second time it resumes, and finds all done.
+        assert main([*words, "--skip-damaged"]) == 0
+        shown = capsys.readouterr().out
+        assert "2 episodes, 6 rows" in shown
+        assert shown.count("left out: ") == 6
+    facts = (out / "meta/recording_facts.jsonl").read_text().splitlines()
+    sources = [json.loads(line)["source"] for line in facts]
+    assert sources == ["0_task_demo.hdf5:demo_0", "7_task_demo.hdf5:demo_0"]

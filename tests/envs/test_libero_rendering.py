@@ -1,6 +1,9 @@
 """What is saved in drawing does not show: contexts handed on, and what no camera sees."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,11 +11,60 @@ import pytest
 from dzrobot.envs.mujoco.culling import culled
 from dzrobot.envs.mujoco.simulator import (
     choose_backend,
+    egl_device,
     free_context,
     same_drawing,
     scene_settings,
     transfer_context,
 )
+from dzrobot.errors import SetupError
+
+# What Slurm, Kubernetes, MIG and people set; the number of the device out of 1 and out of 4.
+VISIBLE = {
+    "": (0, 0), "-1": (0, 0), "NoDevFiles": (0, 0), "0": (0, 0), "1": (0, 1), "3,5": (0, 3),
+    "0, 1": (0, 0), "7": (0, 0), "GPU-8c1f2d3a-1b2c": (0, 0), "MIG-8c1f2d3a-1b2c": (0, 0),
+    "MIG-GPU-8c1f/1/0": (0, 0), "\u00b2": (0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_a_device_of_egl_is_chosen_whatever_cuda_sees(visible):
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    assert tuple(egl_device(environment, count) for count in (1, 4)) == VISIBLE[visible]
+    for named in ("0", " 2 "):
+        own = {**environment, "MUJOCO_EGL_DEVICE_ID": named}
+        assert egl_device(own, 4) == int(named)
+    assert egl_device({**environment, "MUJOCO_EGL_DEVICE_ID": ""}, 1) == 0
+    for named in ("1", "-1", "abc", "0,1", "GPU-8c1f"):
+        with pytest.raises(SetupError, match=f"MUJOCO_EGL_DEVICE_ID='{named}'.*0 to 0"):
+            egl_device({**environment, "MUJOCO_EGL_DEVICE_ID": named}, 1)
+
+
+OPENING = """
+import os, sys
+from dzrobot.envs.mujoco import simulator
+simulator.import_robosuite()
+for value in sys.argv[1:]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = value
+    os.environ.pop("MUJOCO_EGL_DEVICE_ID", None)
+    simulator._drawn_in.clear()
+    simulator.check_rendering()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == value
+    print("drawn")
+"""
+
+
+def test_contexts_open_whatever_cuda_sees():
+    """Imported with one of the values, robosuite opens a context with each of them."""
+    pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
+    environment = {**os.environ, "MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "GPU-8c1f2d3a"}
+    run = subprocess.run(
+        [sys.executable, "-c", OPENING, *VISIBLE],
+        env={**environment, "MUJOCO_EGL_DEVICE_ID": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.stdout.split() == ["drawn"] * len(VISIBLE), run.stderr
+
 
 SCENE = """
 <mujoco>

@@ -203,7 +203,7 @@ def test_rank_of_another_config(trained, tiny):
     config = json.loads((folder / "config.json").read_text())
     config["action_head_cfg"]["config"]["lora_rank"] = 8
     write_json(folder / "config.json", config)
-    with pytest.raises(CheckpointError, match=r"rank 4, its config.json says lora_rank=8"):
+    with pytest.raises(CheckpointError, match=r"of rank 4, where config.json says 8"):
         load_network(open_checkpoint(folder), LoadOptions(base=tiny))
 
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 POLICIES = '''
 import os, threading, time
 import numpy as np
+from dzrobot.errors import SetupError
 from dzrobot.policies.base import Plan, Policy
 
 class Steer:
@@ -55,6 +56,14 @@ class Raising(Seeker):
         if obs["state.state"][3] > 0.55 and os.path.exists(os.environ["BROKEN"]):
             raise RuntimeError("the expert broke")
         return super().act(obs)
+
+class Deviceless(Steer):
+    """Finds that the machine cannot do what every episode needs."""
+
+    def act(self, obs, *, session="default"):
+        if os.path.exists(os.environ["BROKEN"]):
+            raise SetupError("OpenGL does not work")
+        return super().act(obs, session=session)
 
 class Together(Steer):
     batches = []

@@ -10,7 +10,7 @@ import pytest
 
 from dzrobot import cli
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import ConfigError, ProtocolError, UnknownNameError
+from dzrobot.errors import ConfigError, ProtocolError, SetupError, UnknownNameError
 from dzrobot.rollout.environment import check_fits
 from dzrobot.rollout.evaluation.evaluate import evaluate, merge
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
@@ -119,6 +119,20 @@ def test_an_exit_of_a_policy_is_an_error_of_its_episode(tmp_path, workers):
     summary = run(tmp_path, planned("Leaving"), workers=workers, max_errors=50)
     assert not summary.complete
     assert {record.error for record in RecordFile(tmp_path).records.values()} == {"SystemExit: 0"}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_what_no_episode_could_escape_ends_the_run_at_once(alone, tmp_path, workers, monkeypatch):
+    whole, _ = alone
+    marker, folder = tmp_path / "marker", tmp_path / "broken"
+    monkeypatch.setenv("BROKEN", str(marker))
+    marker.touch()
+    with pytest.raises(SetupError, match=r"OpenGL does not work\nNo episode"):
+        run(folder, planned("Deviceless"), workers=workers, max_errors=50)
+    assert not RecordFile(folder).records
+    marker.unlink()
+    run(folder, planned("Deviceless"), workers=workers)
+    assert results(folder) == results(whole)
 
 
 def test_a_run_gives_up_after_too_many_errors(tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dzrobot.code_identity import check_unchanged, package_code
-from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, StoppedError
+from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError, SetupError, StoppedError
 from dzrobot.files import write_text
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import (
@@ -464,7 +464,10 @@ def _error_record(folder: Path, case: EpisodeSpec, failure: EpisodeError) -> Rec
 
     Raises:
         ProtocolError: the disk is full or cannot be written: no episode's fault.
+        SetupError: nor is what no episode could escape.
     """
+    if failure.of_setup:
+        raise SetupError(f"{failure.error}\nNo episode was run with this setup.")
     if failure.no_room:
         raise ProtocolError(
             f"cannot write results to {folder}: {failure.error}; make room, then run the "

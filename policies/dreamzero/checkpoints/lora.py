@@ -82,7 +82,7 @@ def check_adapters(
         )
     if odd := [text for name in matrices if (text := _misfit(name, tensors, adapters))]:
         raise CheckpointError(
-            f"{origin} holds {preview(odd)}; use the configuration written with these adapters"
+            f"{origin} holds {preview(odd, 2)}; use the configuration written with these adapters"
         )
 
 
