@@ -405,6 +405,16 @@ def stand_ins(paths: Iterable[Path]) -> list[str]:
     return [kind.said_of(found) for kind, found in kinds.items()]
 
 
+def refuse_stand_ins(paths: Iterable[Path], error_class: type[DzrobotError]) -> None:
+    """Raise if one of ``paths`` is a stand-in, with one message about all of them.
+
+    Raises:
+        DzrobotError: of class ``error_class``.
+    """
+    if messages := stand_ins(paths):
+        raise error_class("\n".join(messages))
+
+
 def diagnosed(path: Path, otherwise: str) -> str:
     """Return the message about a file that cannot be read, and the others around it like it.
 

@@ -278,9 +278,19 @@ def _robot(first: Demonstration) -> Embodiment:
     return load_embodiment("libero_sim").at_resolution(shape[1], shape[2])
 
 
+def _member(group: Any, name: str) -> Any:
+    """Return what is called ``name``, None if nothing is; ``get`` answers damage with None too."""
+    try:
+        return group[name]
+    except KeyError as error:
+        if "doesn't exist" in str(error) or "component not found" in str(error):
+            return None
+        raise
+
+
 def _values(path: Path, group: Any, name: str) -> Any:
     """Return a table of a demonstration; its shape is checked, its numbers are not read."""
-    found = group.get(name)
+    found = _member(group, name)
     width = _WIDTHS[name]
     if found is None or found.shape[1:] != (width,) or not found.shape[0]:
         given = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
@@ -289,7 +299,7 @@ def _values(path: Path, group: Any, name: str) -> Any:
 
 
 def _images(one: Demonstration, data: Any, key: str) -> Any:
-    found = data[one.name].get(_VIEWS[key])
+    found = _member(data[one.name], _VIEWS[key])
     expected = f"({one.rows}, height, width, 3) uint8"
     if found is None or found.dtype != np.uint8 or found.shape[:1] + found.shape[3:] != (
         one.rows, 3,
@@ -331,8 +341,8 @@ def _check_continues(
     for number in range(episodes):
         extra = facts[number].model_extra or {} if number in facts else {}
         later = [one.source for one in demonstrations[at:]]
-        if skip_damaged and extra.get("source") in later:
-            at += later.index(extra.get("source"))
+        if skip_damaged and (source := str(extra.get("source"))) in later:
+            at += later.index(source)
         wanted = demonstrations[at].source if at < len(demonstrations) else "nothing"
         dropped = extra.get("idle_rows_dropped")
         if extra.get("source") != wanted or (dropped is not None) != drop_idle:
@@ -369,7 +379,7 @@ def _content(one: Demonstration) -> _Content:
         if len({len(rows) for rows in table.values()}) > 1:
             raise DatasetError(f"{one.source}: its tables differ in length")
         views = {key: np.asarray(_images(one, data, key)) for key in _VIEWS}
-        ended = group.get("dones")
+        ended = _member(group, "dones")
         success = None if ended is None or not len(ended) else bool(ended[-1])
         return _Content(table, views, _LAYOUTS[layout], success)
 

@@ -20,9 +20,11 @@ from safetensors.torch import save_file
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
+from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 QUERY = "action_head.model.blocks.0.self_attn.q.weight"
 
@@ -62,8 +64,119 @@ def test_missing_shard(sharded):
 def test_truncated_shard(sharded, kept):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=f"{shard.name} is damaged or cut short"):
+    with pytest.raises(CheckpointError, match=f"{shard.name} is (damaged or cut short|empty)"):
         load(sharded)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 10886082\n"
+PLACES = (
+    "model.safetensors", "model.safetensors.index.json", "model-00002-of-*.safetensors",
+    "config.json", "experiment_cfg/metadata.json", "tokenizer/tokenizer.json", "full_weights.pt",
+    ".metadata", "__0_0.distcp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["git lfs pull", "was not finished"])
+def test_a_stand_in_is_named_wherever_it_lies(tiny_folders, tmp_path, libero, place, kind):
+    """A Git LFS pointer, or a link of the hub's cache whose file was not fetched."""
+    folder = tmp_path / "given"
+    if place.endswith((".metadata", ".distcp")):
+        write_dcp_run(tiny_folders / "5b", folder)
+        inner = folder / "actor/dcp_checkpoint"
+    elif place == "full_weights.pt":
+        write_pickled(tiny_folders / "5b", folder, "flat")
+        inner = folder / "actor/model_state_dict"
+    else:
+        size = 1 << 40 if place == "model.safetensors" else 500_000
+        convert([tiny_folders / "5b"], folder, ConvertOptions(shard_bytes=size))
+        inner = folder
+    path = next(inner.glob(place))
+    path.unlink()
+    if kind == "git lfs pull":
+        path.write_bytes(LFS)
+    else:
+        path.symlink_to("../blobs/nowhere")
+    with pytest.raises(CheckpointError, match=kind) as caught:
+        DreamZeroPolicy.from_pretrained(folder, embodiment=libero)
+    assert path.name in str(caught.value)
+    assert "damaged" not in str(caught.value)
+
+
+def test_all_faults_of_the_shards_are_named_together(sharded):
+    index, shards = sharded / "model.safetensors.index.json", sorted(sharded.glob("*.safetensors"))
+    shards[0].write_bytes(LFS)
+    shards[1].write_bytes(shards[1].read_bytes()[:-1])
+    shards[2].unlink()
+    shards[3].write_bytes(LFS)
+    table = json.loads(index.read_text())
+    table["weight_map"]["extra.name"] = shards[4].name
+    index.write_text(json.dumps(table))
+    with pytest.raises(CheckpointError) as caught:
+        load(sharded)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert "2 files in" in lines[0]
+    assert shards[2].name in lines[1]
+    assert f"{shards[1].name} is damaged or cut short" in lines[2]
+    assert "extra.name" in lines[3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(single, value):
+    def change(state):
+        for name in (QUERY, QUERY.replace("blocks.0", "blocks.1")):
+            state[name][0, 0] = value
+
+    rewritten(single, change)
+    with pytest.raises(CheckpointError, match=r"in 2 tensors, .*blocks.0.self_attn.q.weight"):
+        load(single)
+
+
+WRAPPED = {
+    "FSDP1": lambda name: f"_fsdp_wrapped_module.{name}",
+    "DDP around FSDP1": lambda name: f"module._fsdp_wrapped_module.{name}",
+    "checkpointing in front": lambda name: f"_checkpoint_wrapped_module.module.{name}",
+    "compiled inside": lambda name: name.replace(
+        ".blocks.0.", ".blocks.0._checkpoint_wrapped_module._orig_mod."
+    ),
+    "checkpointing inside": lambda name: name.replace(
+        ".blocks.0.", ".blocks.0._orig_mod._checkpoint_wrapped_module."
+    ),
+    "FSDP1 inside": lambda name: name.replace(
+        "action_head.model.", "action_head.model._fsdp_wrapped_module._fpw_module."
+    ),
+    "DDP inside": lambda name: name.replace("action_head.model.", "action_head.model.module."),
+    "a part of something": lambda name: f"model.{name}",
+    "a wrapped part": lambda name: f"module.model._orig_mod.{name}",
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("layout", ["safetensors", "pt", "dcp"])
+def test_wrappers_leave_the_weights_what_they_are(single, tmp_path, wrapped, layout):
+    held = tensors_of(single)
+    state = {WRAPPED[wrapped](name): tensor for name, tensor in held.items()}
+    match layout:
+        case "safetensors":
+            save_file(state, single / "model.safetensors")
+        case "pt":
+            (single / "model.safetensors").unlink()
+            torch.save(state, single / "full_weights.pt")
+        case "dcp":
+            (single / "model.safetensors").unlink()
+            write_dcp(tmp_path / "dcp", state)
+            shutil.copytree(tmp_path / "dcp", single, dirs_exist_ok=True)
+    given = tensors_of(single)
+    assert given.keys() == held.keys()
+    assert all(torch.equal(given[name], tensor) for name, tensor in held.items())
+
+
+def test_flat_parameters_are_refused_by_name(single):
+    flat = {"_fsdp_wrapped_module._flat_param": torch.zeros(9)}
+    save_file(flat, single / "model.safetensors")
+    with pytest.raises(CheckpointError, match="FULL_STATE_DICT"):
+        open_checkpoint(single)
 
 
 def test_a_file_that_may_not_be_opened_is_not_damaged(sharded):

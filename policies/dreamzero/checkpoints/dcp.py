@@ -48,6 +48,7 @@ from torch.futures import Future
 
 from dzrobot.documents import validated
 from dzrobot.errors import CheckpointError, preview
+from dzrobot.files import diagnosed, refuse_stand_ins
 from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo
 from dzrobot.policies.dreamzero.checkpoints.unpickling import check_archive, load_listed, load_piece
@@ -205,7 +206,8 @@ def _stored(
         size = sizes[place.relative_path]
         needed = math.prod(chunk.sizes) * stated.properties.dtype.itemsize
         if place.offset + place.length > size or needed > place.length:
-            raise CheckpointError(f"{file} is cut short ({size} bytes); copy it again")
+            reason = f"is cut short ({size} bytes); copy it again"
+            raise CheckpointError(diagnosed(file, reason))
         piece = Piece(
             offsets=chunk.offsets, sizes=chunk.sizes, file=file, start=place.offset,
             length=place.length,
@@ -220,6 +222,7 @@ def _stored(
 
 
 def _size(folder: Path, file: Path) -> int:
+    refuse_stand_ins([file], CheckpointError)
     if file.resolve().parent != folder.resolve() or not file.is_file():
         raise CheckpointError(
             f"{folder} lacks the file {file.relative_to(folder)}; copy the whole folder again"

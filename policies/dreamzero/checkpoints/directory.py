@@ -14,6 +14,7 @@ import torch
 
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.files import refuse_stand_ins
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.policies.dreamzero.checkpoints.hub import locate, newest_step
 from dzrobot.policies.dreamzero.checkpoints.lora import (
@@ -114,6 +115,7 @@ class Checkpoint:
         """
         file = self.statistics or self.folder / METADATA_FILE
         if not file.is_file():
+            refuse_stand_ins([file], CheckpointError)
             raise CheckpointError(
                 f"{self.folder} has no {METADATA_FILE}, which holds the normalization statistics; "
                 "give the file that the weights were trained with (--metadata FILE): it is where "
@@ -242,6 +244,7 @@ def read_beside(folder: Path, loose: LooseWeights) -> tuple[Path, dict[str, Any]
         known = read_metadata(statistics) if statistics.is_file() else None
         return folder, loose.config(known).to_dict()
     if not file.is_file():
+        refuse_stand_ins([file], CheckpointError)
         raise CheckpointError(
             f"{folder} has no {CONFIG_FILE}, which says what network the weights are: {LOOSE}"
         )
@@ -317,6 +320,7 @@ def _weightless(path: Path) -> CheckpointError:
             f"{path} belongs to a training run and holds no weights itself; give one of its "
             f"checkpoints, such as the newest: {step}"
         )
+    refuse_stand_ins({path / "model.safetensors", *path.iterdir()}, CheckpointError)
     held = preview(entry.name for entry in path.iterdir())
     return CheckpointError(
         f"{path} holds no weights (it holds {held}); expected model.safetensors, "

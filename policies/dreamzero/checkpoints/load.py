@@ -5,6 +5,7 @@ target dtype. Host memory therefore holds one shard at a time, never the whole m
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.embodiments.spec import Part
-from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.errors import CheckpointError, ConfigError, counted, preview
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     find_components,
@@ -392,17 +393,30 @@ def fill_network(
         network: The network, or one component.
         source: Tensors by canonical name.
         setters: What takes a tensor that is kept in another form, by its name in the network.
+
+    Raises:
+        CheckpointError: Weights are not finite; all of them are named.
     """
     table, setters = slots(network), setters or {}
+    wrong = []
     with torch.no_grad():
         for name, tensor in source.stream(table):
             slot = table[name]
+            # A sum in float32 is finite if all are, and is one pass without a copy.
+            if not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+                wrong.append(name)
             # Reshaped because a scalar may be stored with one axis.
             for own, piece in slot.entry.split(tensor.reshape(slot.shape)):
                 if own in setters:
                     setters[own](piece)
                 else:
                     _copy(slot.by_name[own], piece)
+    if wrong:
+        raise CheckpointError(
+            f"{source.origin} holds NaN or infinity in {counted(len(wrong), 'tensor')}, "
+            f"{preview(wrong)}: the training diverged, or the file is damaged; use an earlier "
+            "checkpoint, or compare it with its SHA256SUMS (`dzrobot inspect --verify`)"
+        )
 
 
 def load_weights(

@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
+from dzrobot.files import diagnosed, explained, refuse_stand_ins, stand_in, stand_ins
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 from dzrobot.rng import torch_seed
@@ -118,36 +118,47 @@ def open_safetensors(folder: Path, stem: str = "model") -> SafetensorsSource:
     if single.is_file():
         return _gather(folder, "single safetensors file", {single: _header(single)})
     if not index.is_file():
+        refuse_stand_ins([single, index], CheckpointError)
         held = preview(path.name for path in folder.iterdir())
         raise CheckpointError(
             f"{folder} holds neither {single.name} nor {index.name} (it holds {held}); download "
             "the weights again"
         )
     weight_map = read_json(index, ShardIndex, CheckpointError).weight_map
-    files = sorted({folder / name for name in weight_map.values()})
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(
+    shards = sorted({folder / name for name in weight_map.values()})
+    headers, faults = {}, stand_ins(shards)
+    whole = [file for file in shards if stand_in(file) is None]
+    if missing := [file.name for file in whole if not file.is_file()]:
+        faults.append(
             f"{folder} lacks the shard {preview(missing)} that its index names; download it again"
         )
-    headers = {file: _header(file) for file in files}
-    _check_index(index, weight_map, headers)
-    return _gather(folder, f"{len(files)} safetensors shards", headers)
+    for file in filter(Path.is_file, whole):
+        try:
+            headers[file] = _header(file)
+        except CheckpointError as error:
+            faults.append(str(error))
+    faults += _index_faults(index, weight_map, headers)
+    if faults:
+        raise CheckpointError("\n".join(faults))
+    return _gather(folder, f"{len(shards)} safetensors shards", headers)
 
 
-def _check_index(
+def _index_faults(
     index: Path, weight_map: Mapping[str, str], headers: Mapping[Path, Mapping[str, Any]]
-) -> None:
-    listed = set(weight_map.items())
+) -> list[str]:
+    """Return where the index and the shards that could be read differ."""
+    readable = {file.name for file in headers}
+    listed = {(name, file) for name, file in weight_map.items() if file in readable}
     held = {(name, file.name) for file, header in headers.items() for name in header}
+    faults = []
     if absent := [f"{name} ({file})" for name, file in listed - held]:
-        raise CheckpointError(
+        faults.append(
             f"{index} lists {preview(absent)}, which is not in that shard; download the shards "
             "again"
         )
     if extra := [f"{name} ({file})" for name, file in held - listed]:
-        raise CheckpointError(
-            f"{index} has no entry for {preview(extra)}; download the index again"
-        )
+        faults.append(f"{index} has no entry for {preview(extra)}; download the index again")
+    return faults
 
 
 def _gather(
@@ -184,11 +195,10 @@ def _opened(file: Path) -> Any:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         # The library reports every refusal of the operating system as a file that is not there.
-        with files.explained(f"read {file}", CheckpointError), file.open("rb"):
+        with explained(f"read {file}", CheckpointError), file.open("rb"):
             pass
-        raise CheckpointError(
-            f"{file} is damaged or cut short ({error}); download it again"
-        ) from error
+        reason = f"is damaged or cut short ({error}); download it again"
+        raise CheckpointError(diagnosed(file, reason)) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from dzrobot.errors import CheckpointError
+from dzrobot.files import diagnosed, stand_in
 
 MAX_DESCRIPTION = 1 << 30
 """Bytes of a pickle of descriptions; one of 1,828 tensors on 64 devices has less than 64 MiB."""
@@ -176,6 +177,8 @@ def first_line(error: BaseException) -> str:
 
 
 def _could_run(file: Path, error: Exception) -> CheckpointError:
+    if stand_in(file) is not None:
+        return _damaged(file, error)
     return CheckpointError(
         f"{file} holds something other than tensors and was not opened: it could run code "
         f"({first_line(error)}); get the weights as safetensors from a source you trust"
@@ -183,4 +186,5 @@ def _could_run(file: Path, error: Exception) -> CheckpointError:
 
 
 def _damaged(file: Path, error: BaseException) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged or cut short ({first_line(error)}); copy it again")
+    reason = f"is damaged or cut short ({first_line(error)}); copy it again"
+    return CheckpointError(diagnosed(file, reason))

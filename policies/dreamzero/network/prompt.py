@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
+from dzrobot.files import refuse_stand_ins
 from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.layers import embedding
 
@@ -150,6 +151,8 @@ class PromptTokenizer:
             self(["pick up the cup"])
         except Exception as error:
             # Nothing narrower: for a damaged file tokenizers raises a plain Exception.
+            if Path(source).is_dir():
+                refuse_stand_ins(sorted(Path(source).iterdir()), CheckpointError)
             raise CheckpointError(
                 f"no tokenizer at {str(source)!r} ({_first_line(error)}). DreamZero checkpoints do "
                 f"not contain one: download {DEFAULT_TOKENIZER} (`hf download {DEFAULT_TOKENIZER} "
