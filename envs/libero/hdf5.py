@@ -165,7 +165,7 @@ def import_demonstrations(  # noqa: PLR0913
             if number in done:
                 left = done[number]
             elif number < max(done, default=-1):
-                # It was left out before the interruption, too.
+                damaged.append(f"{one.source} was left out by the run that this one resumes")
                 continue
             else:
                 try:

@@ -8,6 +8,7 @@ comes out; the table says how many.
 A picture that does not decode is an error, never the picture that a decoder puts in its place.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
@@ -204,8 +205,9 @@ class TorchcodecDecoder:
             from torchcodec.decoders import VideoDecoder
         except (ImportError, RuntimeError, OSError) as error:
             raise MissingDependencyError(
-                f"torchcodec cannot be used ({error}): `{install('video')}` and the "
-                "FFmpeg libraries, or data.video_backend=pyav"
+                f"torchcodec cannot be used ({_reason(error)}): `{install('video')}` and the "
+                "FFmpeg libraries (`apt-get install ffmpeg`), or data.video_backend=pyav "
+                "(of inspect-data --decoder pyav)"
             ) from error
         return VideoDecoder
 
@@ -236,6 +238,14 @@ DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
     "pyav": PyAvDecoder,
     "torchcodec": TorchcodecDecoder,
 }
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a library does not load; torchcodec puts every attempt's traceback into it."""
+    lines = (line.strip() for line in str(error).splitlines())
+    first = next(filter(None, lines), type(error).__name__)
+    missing = re.search(r"lib[\w.+-]+\.so[\w.]*: cannot open shared object file", str(error))
+    return f"{first[:160]}; {missing[0]}" if missing and missing[0] not in first else first[:200]
 
 
 def load_decoder(name: str) -> None:

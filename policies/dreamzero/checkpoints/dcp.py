@@ -155,6 +155,7 @@ def read_description(folder: Path) -> Description:
     try:
         metadata = load_listed(file, _ALLOWED)
     except FileNotFoundError as error:
+        refuse_stand_ins([file], CheckpointError)
         raise CheckpointError(
             f"{folder} has no {DESCRIPTION} file; copy the whole dcp_checkpoint folder"
         ) from error

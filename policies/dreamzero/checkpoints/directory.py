@@ -72,6 +72,7 @@ TRAINING_STATE = "state"
 
 # RLinf spells the second name in its documentation.
 _PICKLED = ("full_weights.pt", "full_weigths.pt")
+_OF_WEIGHTS = (".safetensors", ".index.json", ".pt", ".pth", ".bin", ".distcp", ".metadata")
 _RUN_FOLDERS = ("", "model_state_dict", "actor/model_state_dict")
 _DCP_FOLDERS = ("", "dcp_checkpoint", "actor/dcp_checkpoint")
 
@@ -320,7 +321,8 @@ def _weightless(path: Path) -> CheckpointError:
             f"{path} belongs to a training run and holds no weights itself; give one of its "
             f"checkpoints, such as the newest: {step}"
         )
-    refuse_stand_ins({path / "model.safetensors", *path.iterdir()}, CheckpointError)
+    below = (file for file in path.rglob("*") if file.name.endswith(_OF_WEIGHTS))
+    refuse_stand_ins({path / "model.safetensors", *below}, CheckpointError)
     held = preview(entry.name for entry in path.iterdir())
     return CheckpointError(
         f"{path} holds no weights (it holds {held}); expected model.safetensors, "
