@@ -68,26 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"take over from it while a button is held; {KEYBOARD} is --keyboard",
     )  # fmt: skip
     add_teleop_settings(parser)
-    parser.add_argument(
-        "--episodes", type=flags.whole(1),
-        help="successes to keep, those already in the folder among them (default: 1 where no "
-        "--attempts are given)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--attempts", type=flags.whole(1),
-        help="end after so many, whatever they come to; what is discarded does not count",
-    )  # fmt: skip
-    parser.add_argument(
-        "--keep-failures", action="store_true",
-        help="keep failures too, with their reason; training leaves them out by default",
-    )  # fmt: skip
+    flags.declare(parser, RecordingGoal)
     parser.add_argument(
         "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
         help="on the first six numbers of what a policy does; its own action is recorded, which is "
         "the way back. Not on a real arm",
     )  # fmt: skip
     parser.add_argument("--max-steps", type=flags.whole(1), default=240, help="steps per episode")
-    parser.add_argument("--seed", type=flags.seed, default=0, help="of the first episode's start")
     flags.add_dataset_format(parser)
     parser.add_argument(
         "--recipe", type=flags.text,
@@ -145,13 +132,9 @@ def _driver(arguments: argparse.Namespace) -> Driving:
 
 
 def _goal(arguments: argparse.Namespace) -> RecordingGoal:
-    open_ended = arguments.episodes is None and arguments.attempts is None
-    return RecordingGoal(
-        episodes=1 if open_ended else arguments.episodes,
-        attempts=arguments.attempts,
-        keep_failures=arguments.keep_failures,
-        first_seed=arguments.seed,
-    )
+    said = flags.said(arguments, RecordingGoal)
+    open_ended = not said.keys() & {"episodes", "attempts"}
+    return RecordingGoal(**said, **({"episodes": 1} if open_ended else {}))
 
 
 def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, str]:

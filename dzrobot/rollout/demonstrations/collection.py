@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 
 from dzrobot.cluster import Cluster, Needs
+from dzrobot.declared import Flag
 from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
@@ -57,35 +58,41 @@ MOST_RETRIES = 5
 class CollectionPlan:
     """What to collect; it fixes the dataset to the bit, and is kept in the dataset's ``meta/``."""
 
-    env: str
+    env: Annotated[str, Flag("Gymnasium id, such as dzrobot/lift-v0")]
     """Gymnasium id."""
 
     env_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for ``gym.make``."""
 
-    embodiment: str | None = None
+    embodiment: Annotated[str | None, Flag("robot (default: what the environment says)")] = None
     """Robot whose columns the dataset has: a tag, or ``module:NAME``. None: the environment's."""
 
-    policy: str = "expert"
+    policy: Annotated[str, Flag("expert, or module:factory")] = "expert"
     """``expert``, or ``module:factory``; the factory takes the environment."""
 
-    episodes: int = 10
+    episodes: Annotated[int, Flag("successes to keep", least=1)] = 10
     """Successful episodes to keep."""
 
-    noise: float = 0.0
+    noise: Annotated[float, Flag("std of noise on executed actions", least=0, most=1)] = 0.0
     """Standard deviation of what is added to the first six numbers of each executed action. The
     dataset keeps the policy's own action: what to do from where the noise has led."""
 
-    hold_steps: int = 0
+    hold_steps: Annotated[int, Flag("steps to record after success", least=0)] = 0
     """Steps recorded after success, so that the end of a task is in the data too."""
 
-    max_steps: int = 150
+    max_steps: Annotated[int, Flag("longest attempt", least=1)] = 150
     """Steps after which an attempt counts as failed."""
 
-    first_seed: int = 1_000_000
+    first_seed: Annotated[int, Flag(
+        "of the first attempt; each takes the next",
+        name="seed", alias="first-seed", least=0, most=2**32 - 1,
+    )] = 1_000_000  # fmt: skip
     """Seed of attempt 0; far from the seeds of evaluations."""
 
-    starts: tuple[int, ...] = ()
+    starts: Annotated[tuple[int, ...], Flag(
+        "stored initial states to begin from in turn, such as 20-49 (default: seed's)",
+        kind="numbers",
+    )] = ()  # fmt: skip
     """Stored initial states that attempts begin from in turn, so that others are left to
     evaluations. Empty: the seed chooses among all."""
 

@@ -8,7 +8,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from dzrobot.declared import Flag
 from dzrobot.errors import DatasetError, StoppedError
 from dzrobot.progress import TimeLeft
 from dzrobot.recording import EpisodeWriter
@@ -34,16 +36,25 @@ def most_attempts(episodes: int) -> int:
 class RecordingGoal:
     """When a recording is complete, and what it keeps."""
 
-    episodes: int | None = None
+    episodes: Annotated[int | None, Flag(
+        "successes to keep, those already in the folder among them (default: 1 where no "
+        "--attempts are given)", least=1,
+    )] = None  # fmt: skip
     """Successes to keep, those of earlier runs among them. None: `attempts` decides."""
 
-    attempts: int | None = None
+    attempts: Annotated[int | None, Flag(
+        "end after so many, whatever they come to; what is discarded does not count", least=1,
+    )] = None  # fmt: skip
     """Attempts in all, whatever they come to; what is discarded does not count."""
 
-    keep_failures: bool = False
+    keep_failures: Annotated[bool, Flag(
+        "keep failures too, with their reason; training leaves them out by default",
+    )] = False  # fmt: skip
     """Whether failures are kept too, marked as such."""
 
-    first_seed: int = 0
+    first_seed: Annotated[int, Flag(
+        "of the first episode's start", name="seed", least=0, most=2**32 - 1,
+    )] = 0  # fmt: skip
     """Seed of the first attempt's start; each takes the next one that no attempt had."""
 
     advice: str = "look at the reasons, or give --attempts N to end after so many"
