@@ -241,7 +241,9 @@ def _gaps(member: griffe.Object) -> Iterator[str]:
                 yield f"{member.path}: raises {error} and does not say so"
     elif isinstance(member, griffe.Class):
         for inside in _public(member):
-            if inside.is_attribute and not inside.has_docstring and inside.name not in ELSEWHERE:
+            # The page shows the annotation, and with it the help of the option.
+            said = inside.has_docstring or "Flag(" in str(inside.annotation)
+            if inside.is_attribute and not said and inside.name not in ELSEWHERE:
                 yield f"{inside.path}: an attribute without a docstring"
             yield from _gaps(inside)
 
