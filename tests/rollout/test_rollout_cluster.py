@@ -332,7 +332,7 @@ def test_a_case_that_was_put_back_is_the_next_one():
 def test_actors_of_a_machine_share_what_draws(gpu, count, own):
     shared = shared_out(render_variables((0, 1, 2)), gpu, count)
     assert [one["MUJOCO_EGL_DEVICE_ID"] for one in shared] == own
-    assert render_variables(None) == ()
+    assert RunOptions().variables == ()
 
 
 def test_simulators_draw_where_they_are_told(tmp_path, monkeypatch, policies):
