@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -9,7 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dzrobot.errors import MissingDependencyError, UnknownNameError, preview, suggest
+from dzrobot.errors import (
+    ConfigError,
+    DzrobotError,
+    MissingDependencyError,
+    UnknownNameError,
+    preview,
+    printable,
+    suggest,
+)
 
 
 def lazy_exports(
@@ -120,18 +129,42 @@ def load_module(name: str, what: str) -> ModuleType:
 
     Raises:
         UnknownNameError: no such module.
+        ConfigError: it raises an error itself; names the error, its file and line.
     """
     with current_folder_importable():
         try:
             return importlib.import_module(name)
+        except MissingDependencyError:
+            raise
         except ModuleNotFoundError as error:
             # What a module that is there lacks itself is for the user to read.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
+                raise _failed(name, what, error) from error
             raise UnknownNameError(
                 f"{what}: there is no module {name!r} on the import path or in {Path.cwd()}; "
                 "install it, set PYTHONPATH, or change to its folder."
             ) from error
+        except Exception as error:
+            # Nothing narrower: a user's module may raise anything.
+            raise _failed(name, what, error) from error
+
+
+def _failed(name: str, what: str, error: Exception) -> ConfigError:
+    """Return the error of a module that raises one while it is imported, in two lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # Neither the importer's machinery nor the library that it calls: the user's own lines.
+    own = [f for f in frames if not f.filename.startswith(("<", __file__, importlib.__file__))]
+    folder = str(Path(own[0].filename).parent) if own else ""
+    written = [f for f in own if f.filename.startswith(folder)]
+    place = f"{written[-1].filename}:{written[-1].lineno}" if written else ""
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    raised = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = f"{type(error).__name__}: {raised}"
+    if isinstance(error, DzrobotError):
+        text = raised
+    shown = printable(" ".join(text.split()))
+    return ConfigError(f"{what}: the module {name!r} does not import:\n{shown} ({place})")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Finding embodiments by name: built in, on the import path, in the current folder."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -74,10 +75,25 @@ def test_refusals_say_what_is_there(cell, name, message):
         load_embodiment(name)
 
 
-def test_a_fault_inside_the_users_module_is_shown_as_it_is(cell):
-    (cell / "my_cell_broken.py").write_text("import a_library_that_is_missing\n")
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
-        load_embodiment("my_cell_broken:UR5")
+BROKEN = {
+    "import a_library_that_is_missing": r"ModuleNotFoundError: .*a_library_that_is_missing.*:2\)",
+    "from dzrobot.embodiments.templates import side_by_side; side_by_side(1, 2, 3)":
+        r"TypeError: side_by_side\(\) takes .*:2\)",
+    "def f(:": r"SyntaxError: .*:2\)",
+    "import json; json.loads('{')": r"JSONDecodeError: .*:2\)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_fault_inside_the_users_module_is_two_lines_that_name_its_own(cell, line):
+    name = f"my_cell_broken_{list(BROKEN).index(line)}"
+    (cell / f"{name}.py").write_text(f"# A robot.\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_embodiment(f"{name}:UR5")
+    first, second = str(caught.value).splitlines()
+    assert f"the module {name!r} does not import" in first
+    assert re.fullmatch(BROKEN[line], second)
+    assert str(cell / f"{name}.py") in second
 
 
 def test_describing_a_robot_imports_nothing_heavy():
