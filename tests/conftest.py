@@ -191,7 +191,7 @@ def traced_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         laid = functools.partial(torch.Tensor.contiguous, memory_format=torch.channels_last_3d)
         for module in ("vae", "wan"):
             monkeypatch.setattr(f"dzrobot.policies.dreamzero.network.{module}.channels_last", laid)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return dtype
 
 

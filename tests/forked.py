@@ -31,6 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processes", type=int, default=0, metavar="N", help=help_)
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hook that is called in every process before its first test."""
+    pluginmanager.add_hookspecs(Hooks)
+
+
+class Hooks:
+    """What conftest.py files may add to."""
+
+    @staticmethod
+    def pytest_process_begins() -> None:
+        """Called in a forked process that has all modules and has run nothing yet."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run the tests in processes where some are asked for; pytest's own loop does the rest."""
@@ -164,6 +177,7 @@ def _work(session: pytest.Session, assigned: list[int], channel: Connection) -> 
     # All copies share the place in the files that output is captured in.
     capture.stop_global_capturing()
     capture.start_global_capturing()
+    session.config.hook.pytest_process_begins()
     upcoming = _upcoming(assigned, channel)
     number = next(upcoming, None)
     while number is not None:

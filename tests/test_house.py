@@ -95,6 +95,42 @@ def test_a_docstring_can_be_read_alone():
     assert not faults, "\n".join(faults)
 
 
+CONTRIBUTING_WORDS = 960
+"""Of what is read, outside the drawn trees: four minutes, at 240 words a minute."""
+
+
+def test_the_rules_are_read_in_four_minutes():
+    prose = re.sub(r"^```text$.*?^```$", "", text(ROOT / "CONTRIBUTING.md"), flags=re.M | re.S)
+    words = [word for word in prose.split() if re.search(r"\w", word)]
+    assert len(words) <= CONTRIBUTING_WORDS
+
+
+PRIVATE_READS = 218
+"""How often tests read private names of others. Lower it with what it counts; never raise it: a
+test of a private name breaks when code moves. Give the object a public name that users need too, or
+the test a double."""
+
+
+def test_tests_read_few_private_names():
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = []
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and not is_own(node.value):
+                names.append((node.lineno, node.attr))
+            elif isinstance(node, ast.ImportFrom):
+                names += [(node.lineno, alias.name) for alias in node.names]
+        found += [
+            f"{path.relative_to(ROOT)}:{line}: {name}"
+            for line, name in names if re.match(r"_[^_]", name)
+        ]  # fmt: skip
+    assert len(found) <= PRIVATE_READS, "\n".join(found)
+
+
+def is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
 PRIVATE_TORCH = {
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": (
         "training/test_data_loader.py::test_torchs_loader_has_shutdown_workers"

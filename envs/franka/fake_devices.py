@@ -109,47 +109,48 @@ class FakeArm:
         self.stuck = False
         """The hand does not move."""
 
-        self._gripper = FakeGripper()
-        self._pose = np.array(at, np.float64)
-        self._target = self._pose
+        self.gripper = FakeGripper()
+        """The hand."""
+
+        self.pose = np.array(at, np.float64)
+        """Where the hand is, (4, 4)."""
+
+        self.mode = Mode.IDLE
+        """What the arm says that it does."""
+
+        self.is_connected = False
+        self._target = self.pose
         self._twist = np.zeros(6)
         self._joint_speeds = np.zeros(7)
         self._goal = self.joints
         self._hand = FLANGE_TO_HAND
         self._errors: tuple[str, ...] = ()
-        self._mode = Mode.IDLE
-        self._connected = False
         self._controlled = False
         self._user_stop = False
         self._moved_s = self.clock.now()
         self._shown: ArmState | None = None
 
-    @property
-    def gripper(self) -> FakeGripper:
-        """The hand."""
-        return self._gripper
-
     def trip(self, *errors: str) -> None:
         """Stop with a reflex that shows ``errors``."""
         self._advance()
-        self._errors, self._mode, self._controlled = errors, Mode.REFLEX, False
+        self._errors, self.mode, self._controlled = errors, Mode.REFLEX, False
 
     def press_user_stop(self) -> None:
         """Press the user stop."""
         self._advance()
-        self._user_stop, self._mode, self._controlled = True, Mode.USER_STOPPED, False
+        self._user_stop, self.mode, self._controlled = True, Mode.USER_STOPPED, False
 
     def release_user_stop(self) -> None:
         """Release the user stop."""
-        self._user_stop, self._mode = False, Mode.IDLE
+        self._user_stop, self.mode = False, Mode.IDLE
 
     def disconnect(self) -> None:
         """Lose the connection."""
-        self._connected = self._controlled = False
+        self.is_connected = self._controlled = False
 
     def put(self, pose: Array) -> None:
         """Place the hand at ``pose`` (4, 4)."""
-        self._pose = self._target = np.array(pose, np.float64)
+        self.pose = self._target = np.array(pose, np.float64)
 
     def watch_stop(self, path: Path) -> None:
         """Do nothing: what moves this arm runs in the program."""
@@ -159,24 +160,24 @@ class FakeArm:
 
     def connect(self) -> None:
         """Connect."""
-        self._connected, self.frozen = True, False
+        self.is_connected, self.frozen = True, False
 
     def state(self) -> ArmState:
         """Return the state."""
-        if not self._connected:
+        if not self.is_connected:
             raise DisconnectedError("the fake arm was disconnected")
         if self.frozen and self._shown is not None:
             return self._shown
         self._advance()
         self._shown = ArmState(
-            pose=self._pose.copy(),
+            pose=self.pose.copy(),
             twist=self._twist.copy(),
             force_n=self.force_n.copy(),
             torque_nm=self.torque_nm.copy(),
             joints=self.joints.copy(),
             flange_to_ee=FLANGE_TO_HAND.copy(),
             joint_speeds=self._joint_speeds.copy(),
-            mode=self._mode,
+            mode=self.mode,
             errors=self._errors,
             controlled=self._controlled,
             robot_time_s=self.clock.now(),
@@ -189,7 +190,7 @@ class FakeArm:
         """Clear errors, unless the user stop is pressed."""
         if self._user_stop:
             raise RobotError("the user stop is pressed")
-        self._errors, self._mode = (), Mode.IDLE
+        self._errors, self.mode = (), Mode.IDLE
 
     def start(self, space: Space = Space.CARTESIAN) -> None:
         """Take control."""
@@ -198,8 +199,8 @@ class FakeArm:
             raise ControllerEndedError("the arm refused the controller")
         self.space, self.compliant = space, False
         self._goal = self.joints.copy()
-        self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self._pose
-        self._target, self._controlled, self._mode = self._pose, True, Mode.MOVE
+        self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self.pose
+        self._target, self._controlled, self.mode = self.pose, True, Mode.MOVE
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Have the joints where they belong, at once."""
@@ -208,7 +209,7 @@ class FakeArm:
 
     def command(self, target: Array, over_s: float = 0.0, speeds: Array | None = None) -> None:
         """Move towards ``target``."""
-        if not self._connected:
+        if not self.is_connected:
             raise DisconnectedError("the fake arm was disconnected")
         self._advance()
         if not self._controlled:
@@ -229,12 +230,12 @@ class FakeArm:
         """Give control up."""
         self._advance()
         if self._controlled:
-            self._controlled, self._mode = False, Mode.IDLE
+            self._controlled, self.mode = False, Mode.IDLE
 
     def close(self) -> None:
         """Disconnect."""
         self.stop()
-        self._connected = False
+        self.is_connected = False
 
     def _advance(self) -> None:
         elapsed = self.clock.now() - self._moved_s
@@ -248,13 +249,13 @@ class FakeArm:
             if self.compliant:
                 self.joints = before + elapsed * self.guidance
             self._joint_speeds = (self.joints - before) / elapsed
-            self._pose = forward(self.joints, self._hand)
+            self.pose = forward(self.joints, self._hand)
             return
-        before = self._pose
-        self._pose = towards(
+        before = self.pose
+        self.pose = towards(
             before, self._target, meters=_SPEED_M_S * elapsed, radians=_TURN_RAD_S * elapsed
         )
-        self._twist[:3] = (self._pose[:3, 3] - before[:3, 3]) / elapsed
+        self._twist[:3] = (self.pose[:3, 3] - before[:3, 3]) / elapsed
 
 
 class FakeCamera:

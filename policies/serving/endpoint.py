@@ -154,6 +154,12 @@ class ServerMetrics:
         self.session_bytes: Any = prometheus.Gauge(
             "session_bytes", "Bytes of memory that one session takes", **own
         )
+        self.waiting: Any = prometheus.Gauge(
+            "requests_waiting", "Requests that wait for the network", **own
+        )
+        self.running: Any = prometheus.Gauge(
+            "requests_running", "Requests whose plans are being computed", **own
+        )
         self.queue: Any = prometheus.Histogram(
             "queue_seconds", "Waiting for the network", buckets=_SECONDS, **own
         )

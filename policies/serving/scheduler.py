@@ -82,6 +82,9 @@ class Scheduler:
         self.running = 0
         """Requests whose plans are being computed."""
 
+        # Read whenever `/metrics` is asked for.
+        metrics.waiting.set_function(lambda: len(self._waiting))
+        metrics.running.set_function(lambda: self.running)
         self.fault: BaseException | None = None
         self.failed = asyncio.Event()
         """Set when the policy has failed."""

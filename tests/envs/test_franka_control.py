@@ -49,7 +49,7 @@ def sag(arm):
     """Let the hand hang a little below its target, as under a load that nobody told it of."""
     pose = arm.state().pose
     pose[:3, 3] = arm.moves[-1][:3, 3] + SAG
-    arm._pose = pose
+    arm.pose = pose
 
 
 @pytest.mark.parametrize(("anchor", "sinks"), [("target", False), ("measured", True)])
@@ -91,7 +91,7 @@ def test_a_silent_policy_leaves_a_hanging_arm_where_it_was_told_to_be():
     np.testing.assert_allclose(arm.moves[-1], HOME, atol=1e-9)
     far = HOME.copy()
     far[0, 3] += 0.04
-    arm._pose = far
+    arm.pose = far
     env._control.hold()
     np.testing.assert_allclose(arm.moves[-1], far, atol=1e-9)
 
@@ -215,7 +215,7 @@ def test_thresholds_that_the_arm_would_reach_first_are_refused(values, message):
 def test_the_doctor_passes_an_idle_arm_alone_and_says_what_to_do_about_others(mode):
     arm = FakeArm()
     arm.connect()
-    arm._mode = mode
+    arm.mode = mode
     line = _mode(arm.state())
     assert line.verdict == ("ok" if mode is Mode.IDLE else "fail")
     assert "lamp" in line.found

@@ -314,7 +314,7 @@ class TimedArm(FakeArm):
 
 def with_slow_fingers(takes_s, **values):
     arm = TimedArm()
-    arm._gripper = SlowGripper(arm.clock, takes_s)
+    arm.gripper = SlowGripper(arm.clock, takes_s)
     cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
     config = FrankaConfig.model_validate({"reward": {"rule": "none"}} | values)
     env = FrankaEnv(arm, cameras, config, clock=arm.clock)

@@ -38,7 +38,7 @@ def displaced(kind=FakeArm, **arguments):
 @pytest.mark.parametrize("mode", [Mode.GUIDING, Mode.OTHER])
 def test_an_arm_in_another_mode_is_left_alone_and_says_which_lamp_and_menu(mode):
     arm = displaced()
-    arm._mode = mode
+    arm.mode = mode
     env = make(arm)
     began = arm.clock.now()
     with pytest.raises(RobotError, match="lamp") as error:
@@ -47,7 +47,7 @@ def test_an_arm_in_another_mode_is_left_alone_and_says_which_lamp_and_menu(mode)
     assert arm.moves == []
     assert arm.clock.now() - began < 1.0
     # Nothing has moved, so nobody has to look.
-    arm._mode = Mode.IDLE
+    arm.mode = Mode.IDLE
     env.reset()
 
 
@@ -56,7 +56,7 @@ def test_a_controller_that_ended_says_what_the_arm_shows(mode):
     env = make(arm := FakeArm())
     env.reset()
     arm.stop()
-    arm._mode = mode
+    arm.mode = mode
     *_, truncated, info = env.step(STILL)
     assert truncated
     assert info["abort"] == ("user_stop" if mode is Mode.USER_STOPPED else "controller")
@@ -102,7 +102,7 @@ class Homeless(FakeGripper):
 
 def homeless(operator=None, **values):
     arm = displaced()
-    arm._gripper = Homeless()
+    arm.gripper = Homeless()
     return make(arm, operator, **values), arm
 
 
@@ -166,7 +166,7 @@ class Noting(FakeArm):
 
 def test_the_hand_is_open_before_the_arm_moves():
     arm = displaced(Noting, clock=FakeClock())
-    arm._gripper = Slow(arm.clock, 2.0)
+    arm.gripper = Slow(arm.clock, 2.0)
     env = make(arm)
     env.reset()
     assert arm.first_s - arm.gripper.asked_s >= 2.0

@@ -146,7 +146,7 @@ def test_an_episode_closes_it_without_holding_up_the_arm(peer, gripper):
     """Its fingers need twenty looks, and the arm's clock here is none of theirs."""
     peer.step = 12
     arm = FakeArm()
-    arm._gripper = gripper
+    arm.gripper = gripper
     config = configured(peer.port)
     env = FrankaEnv(
         arm, [FakeCamera(key, arm) for key in config.robot.video_keys], config, clock=arm.clock

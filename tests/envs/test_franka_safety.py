@@ -131,13 +131,13 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
     env.reset()
     for event, value in events:
         if event != "act":
-            if env._episode.abort is Abort.NONE and arm._connected:
+            if env._episode.abort is Abort.NONE and arm.is_connected:
                 disturb(event, value, arm, cameras)
             continue
         sent, before = len(arm.moves), arm.moves[-1]
         # Limits hold against what the arm reports; how old that may be is a limit of its own.
-        said = arm.state() if arm._connected else None
-        at = (arm._pose if said is None else said.pose).copy()
+        said = arm.state() if arm.is_connected else None
+        at = (arm.pose if said is None else said.pose).copy()
         try:
             _, _, _, truncated, info = env.step(np.array(value))
         except gym.error.ResetNeeded:

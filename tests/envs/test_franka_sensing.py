@@ -61,7 +61,7 @@ class StreamingCamera(FakeCamera):
 
 def make(camera=FakeCamera, **values):
     arm = FakeArm()
-    arm._gripper = SlowFingers(arm.clock)
+    arm.gripper = SlowFingers(arm.clock)
     cameras = [camera(key, arm) for key in VIEWS]
     config = FrankaConfig.model_validate({"reward": {"rule": "none"}} | values)
     return FrankaEnv(arm, cameras, config, clock=arm.clock), arm, cameras

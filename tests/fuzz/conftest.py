@@ -1,7 +1,12 @@
 """Counts of bad inputs, per test; the summary of a run adds them up per file."""
 
 import pytest
-from harness import COUNTS
+from harness import COUNTS, HEAVY
+
+
+def pytest_process_begins():
+    """Have the nursery that needs torch as a copy, before tests have opened anything."""
+    HEAVY.copy_this_process()
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ from hypothesis import strategies
 
 from dzrobot import cli
 from dzrobot.errors import DzrobotError
+from dzrobot.process import end_with_parent
 
 MORE_MEMORY = 500 * 2**20
 """Bytes that a bad input may cost beyond the good one."""
@@ -242,6 +243,17 @@ class Nursery:
         result: Result = self._process.recv()
         return result
 
+    def copy_this_process(self) -> None:
+        """Begin as a copy of this process, which has most modules and has run no test yet."""
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            ours.close()
+            end_with_parent(os.getppid())
+            nurse(str(theirs.detach()), *self._modules)
+            os._exit(0)
+        theirs.close()
+        self._process = Connection(ours.detach())
+
     def _begin(self) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -278,14 +290,17 @@ HEAVY = Nursery(
 
 def nurse(handle: str, *modules: str) -> None:
     """Be the process of a :class:`Nursery`, at the other end of the connection ``handle``."""
-    for name in modules:
-        importlib.import_module(name)
-    # A collection in a child would touch, and so copy, every object of this process.
-    gc.collect()
-    gc.freeze()
     with Connection(int(handle)) as connection, contextlib.suppress(EOFError):
+        missing = [*modules]
         while True:
             words, folder, environment, path = connection.recv()
+            if missing:
+                for name in missing:
+                    importlib.import_module(name)
+                missing.clear()
+                # A collection in a child would touch, and so copy, every object of this process.
+                gc.collect()
+                gc.freeze()
             os.environ.clear()
             os.environ.update(environment)
             sys.path[:] = path

@@ -13,7 +13,7 @@ from dzrobot.policies.dreamzero.compiling import CompileNotice
 def notice(tmp_path, monkeypatch):
     """Return a function: a notice on a clock that moves on by what the compiler is said to take."""
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path))
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def made(seconds=0.0, key="small", is_on=True):
         times = iter(range(1000))
@@ -31,7 +31,7 @@ def double(x):
 
 def compiled():
     """Return a function that its first call compiles."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(double, backend="eager", dynamic=False)
 
 

@@ -22,6 +22,7 @@ from dzrobot.policies.dreamzero.offload import (
     plan_offload,
 )
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.parts import load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
 
@@ -47,10 +48,22 @@ def opened(checkpoint, memory=None, **options):
     )
 
 
+def parts(checkpoint, memory=None):
+    return load_parts(
+        checkpoint, embodiment=LIBERO, device="cpu", dtype=None, revision=None, tokenizer=None,
+        weights=WeightOptions(memory=memory),
+    )  # fmt: skip
+
+
+def network_of(checkpoint, memory=None):
+    return parts(checkpoint, memory).network
+
+
 def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
-    plain = opened(checkpoint)
-    lean = opened(checkpoint, least(plain._network).device_bytes)
-    assert is_offloaded(lean._network.model)
+    whole = parts(checkpoint)
+    away = parts(checkpoint, least(whole.network).device_bytes)
+    assert is_offloaded(away.network.model)
+    plain, lean = DreamZeroPolicy(whole), DreamZeroPolicy(away)
     for step in range(6):
         seen = observe(LIBERO, 0, step)
         one, other = plain.infer(seen), lean.infer(seen)
@@ -59,7 +72,7 @@ def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
 
 
 def test_where_weights_lie_is_told_as_they_are_loaded(checkpoint, caplog):
-    plan = least(opened(checkpoint)._network)
+    plan = least(network_of(checkpoint))
     with caplog.at_level(logging.INFO, logger=OFFLOAD_LOG):
         opened(checkpoint, plan.device_bytes)
     assert [(one.name, one.getMessage()) for one in caplog.records] == [
@@ -68,9 +81,9 @@ def test_where_weights_lie_is_told_as_they_are_loaded(checkpoint, caplog):
 
 
 def test_weights_are_there_one_module_at_a_time(checkpoint):
-    plain = opened(checkpoint)
-    plan = least(plain._network)
-    lean = opened(checkpoint, plan.device_bytes)._network
+    plain = network_of(checkpoint)
+    plan = least(plain)
+    lean = network_of(checkpoint, plan.device_bytes)
     waiting = plan.modules(lean)
     assert len(waiting) > 20
     present = []
@@ -87,12 +100,8 @@ def test_weights_are_there_one_module_at_a_time(checkpoint):
     assert all(module.weight.isnan().all() for module in waiting)
     assert all(module.weight.untyped_storage().nbytes() < 16 for module in waiting)
     kept = sum(p.untyped_storage().nbytes() for p in lean.parameters())
-    whole = sum(p.untyped_storage().nbytes() for p in plain._network.parameters())
-    sizes = [
-        p.nbytes
-        for module in plan.modules(plain._network)
-        for p in module.parameters(recurse=False)
-    ]
+    whole = sum(p.untyped_storage().nbytes() for p in plain.parameters())
+    sizes = [p.nbytes for module in plan.modules(plain) for p in module.parameters(recurse=False)]
     assert whole - kept == pytest.approx(sum(sizes), rel=0.01)
     assert plan.host_bytes == sum(2 ** math.ceil(math.log2(size)) for size in sizes)
 
@@ -107,8 +116,8 @@ def test_the_next_weights_are_copied_while_a_module_runs(checkpoint, monkeypatch
         return copied(self, fetched)
 
     monkeypatch.setattr(Offloader, "_copied", copy)
-    network = opened(checkpoint)._network
-    lean = opened(checkpoint, least(network).device_bytes)._network
+    network = network_of(checkpoint)
+    lean = network_of(checkpoint, least(network).device_bytes)
     first, second, third = [m for m in lean.model.blocks.modules() if isinstance(m, nn.Linear)][:3]
     for module in (first, second, third):
         module.register_forward_hook(lambda module, *_: events.append(("run", module)))
@@ -141,8 +150,8 @@ def test_what_waits_on_the_host_is_counted_as_it_is_allocated(published):
 
 
 def test_a_module_that_raises_leaves_its_weights_on_the_host(checkpoint):
-    network = opened(checkpoint)._network
-    lean = opened(checkpoint, least(network).device_bytes)._network
+    network = network_of(checkpoint)
+    lean = network_of(checkpoint, least(network).device_bytes)
     linear = next(m for m in lean.model.blocks.modules() if isinstance(m, nn.Linear))
     with pytest.raises(RuntimeError, match="shapes"):
         linear(torch.zeros(1, 3))
@@ -180,7 +189,7 @@ def test_too_little_memory_is_said_with_what_it_takes(published):
 
 
 def test_compiled_blocks_cannot_fetch_their_weights(checkpoint):
-    memory = least(opened(checkpoint)._network).device_bytes
+    memory = least(network_of(checkpoint)).device_bytes
     with pytest.raises(ConfigError, match="give more memory, or leave compile out"):
         opened(checkpoint, memory, compile=True)
 

@@ -90,7 +90,7 @@ def test_compiled_it_plans_the_same_and_compiles_in_the_first_window_only(
     with torch._dynamo.config.patch(error_on_recompile=True):
         for _ in chunks(compiled, 5):
             pass
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_interleaved_sessions_equal_sessions_alone(tiny, libero):

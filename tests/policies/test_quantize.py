@@ -14,6 +14,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import build_network
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.offload import offload_plans, plan_offload
 from dzrobot.policies.dreamzero.options import PolicyOptions, WeightOptions
+from dzrobot.policies.dreamzero.parts import load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.dreamzero.quantize import quantize_block
 
@@ -21,11 +22,24 @@ GIB = 2**30
 MINI = load_embodiment("libero_mini")
 
 
-def opened(quantize=None, memory=None, **options):
+def opened(quantize=None, **options):
     return DreamZeroPolicy.from_pretrained(
-        default_checkpoint(), weights=WeightOptions(quantize=quantize, memory=memory),
+        default_checkpoint(), weights=WeightOptions(quantize=quantize),
         options=PolicyOptions(**options),
     )  # fmt: skip
+
+
+def parts(quantize=None, memory=None):
+    return load_parts(
+        default_checkpoint(), embodiment=None, device="cpu", dtype=None, revision=None,
+        tokenizer=None, weights=WeightOptions(quantize=quantize, memory=memory),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def networks():
+    """Return the network as it is, and with its blocks in eight bits."""
+    return parts().network, parts("int8").network
 
 
 def plans(policy):
@@ -58,30 +72,26 @@ def test_so_do_plans_without_video(video):
     assert not np.array_equal(near, exact)
 
 
-def test_the_linear_layers_of_the_blocks_are_quantized_and_nothing_else(whole, int8):
+def test_the_linear_layers_of_the_blocks_are_quantized_and_nothing_else(networks):
+    whole, int8 = networks
     changed = {
         name
-        for (name, one), other in zip(
-            whole._network.named_parameters(), int8._network.parameters(), strict=True
-        )
+        for (name, one), other in zip(whole.named_parameters(), int8.parameters(), strict=True)
         if type(one.data) is not type(other.data)
     }
     linears = {
         f"model.blocks.{name}.weight"
-        for name, module in whole._network.model.blocks.named_modules()
+        for name, module in whole.model.blocks.named_modules()
         if isinstance(module, nn.Linear)
     }
     assert changed == linears
     assert len(changed) > 50
 
 
-def test_what_is_saved_is_what_the_plan_says(whole, int8):
-    before, after = (
-        sum(map(bytes_of, one._network.model.blocks.parameters())) for one in (whole, int8)
-    )
-    plain, lean = (
-        next(offload_plans(whole._network, torch.float32, kind)) for kind in (None, "int8")
-    )
+def test_what_is_saved_is_what_the_plan_says(networks):
+    whole, int8 = networks
+    before, after = (sum(map(bytes_of, one.model.blocks.parameters())) for one in (whole, int8))
+    plain, lean = (next(offload_plans(whole, torch.float32, kind)) for kind in (None, "int8"))
     assert after < 0.3 * before
     assert plain.device_bytes - lean.device_bytes == before - after
 
@@ -95,9 +105,9 @@ def bytes_of(parameter):
 
 
 def test_quantized_weights_wait_on_the_host_with_the_same_numbers(int8):
-    least = list(offload_plans(int8._network, torch.float32, "int8"))[-1]
-    lean = opened("int8", memory=least.device_bytes)
-    blocks = lean._network.model.blocks
+    least = list(offload_plans(parts("int8").network, torch.float32, "int8"))[-1]
+    away = parts("int8", memory=least.device_bytes)
+    lean, blocks = DreamZeroPolicy(away), away.network.model.blocks
     linears = [m for m in blocks.modules() if isinstance(m, nn.Linear)]
     assert all(one.weight.isnan().all() for one in linears)
     np.testing.assert_array_equal(plans(lean), plans(int8))

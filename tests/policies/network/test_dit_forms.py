@@ -134,7 +134,7 @@ def test_blocks_compile_whole_and_only_once(dit_config):
     dit = CausalDiT(replace(dit_config, num_layers=2))
     inputs = inputs_of(dit.config, blocks=1)
     plain = run(dit, inputs)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     for block in dit.blocks:
         block.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     compiled = run(dit, inputs)
@@ -142,7 +142,7 @@ def test_blocks_compile_whole_and_only_once(dit_config):
     with torch._dynamo.config.patch(error_on_recompile=True):
         for seed in (1, 2):
             run(dit, inputs_of(dit.config, blocks=1, seed=seed))
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_a_cast_of_the_timesteps_is_refused_and_the_rest_is_cast_here(dit):

@@ -210,13 +210,13 @@ def test_calls_compile_whole_and_only_once(network, ask):
     plain = predict(network, [SessionCache()], [request], FEW)
     compiled = type(network)(network.config).eval()
     compiled.load_state_dict(network.state_dict())
-    torch._dynamo.reset()
+    torch.compiler.reset()
     for block in compiled.model.blocks:
         block.compile(fullgraph=True, dynamic=False, backend="aot_eager")
     assert_same(predict(compiled, [SessionCache()], [request], FEW), plain, 1e-5)
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert_same(predict(compiled, [SessionCache()], [request], FEW), plain, 1e-5)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("kind", ["5b"])
@@ -225,7 +225,7 @@ def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask, monkey
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
     compiled = type(network)(network.config).eval()
     compiled.load_state_dict(network.state_dict())
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compile_blocks(compiled.model.blocks)
     session, options, graphs = SessionCache(), replace(FEW, dit_steps=2, solver_steps=2), []
@@ -233,7 +233,7 @@ def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask, monkey
         made = predict(compiled, [session], [ask(4, number)], options)
         assert made.starts == ((0, 3, 5, 7)[number % 4],)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    torch._dynamo.reset()
+    torch.compiler.reset()
     # One that reads frames and one that denoises, at each place.
     assert graphs == [2, 4, 6, 8, 8, 8, 8, 8]
 

@@ -92,7 +92,7 @@ def test_a_training_block_is_one_graph(name, noisy_only):
         graphs.append(graph)
         return graph.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.no_grad():
         with torch.device("meta"):
             block = Block(dit).to(torch.bfloat16)

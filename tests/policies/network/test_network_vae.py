@@ -91,7 +91,7 @@ def test_norms_compile_once_for_every_shape(vae, video, traced_dtype):
     torch.testing.assert_close(compiled.encode(video), vae.encode(video), rtol=0, atol=1e-5)
     with torch._dynamo.config.patch(error_on_recompile=True):
         compiled.encode(video)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_first_frame_alone_is_latent_zero_of_the_clip(vae, video):

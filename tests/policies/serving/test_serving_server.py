@@ -53,6 +53,11 @@ def until(true):
     raise AssertionError("it never came about")
 
 
+def gauge(server, name):
+    """Return what the server shows at ``/metrics``."""
+    return server.metrics.registry.get_sample_value(f"dzrobot_{name}")
+
+
 def episodes(count, turns=3):
     return [
         [
@@ -88,10 +93,10 @@ def test_waiting_sessions_of_one_stage_share_a_call_and_others_do_not():
         policy.gate.clear()
         policy.batches.clear()
         peers[0].send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         for peer in peers[1:]:
             peer.send(frame(droid_request(9)))
-        until(lambda: len(server._scheduler._waiting) == 3)
+        until(lambda: gauge(server, "requests_waiting") == 3)
         policy.gate.set()
         for peer in peers:
             assert read(peer.recv(timeout=60))["actions"].shape == (24, 8)
@@ -105,11 +110,11 @@ def test_who_is_due_first_is_served_first():
         peers = [stack.enter_context(talking(server)) for _ in range(3)]
         policy.gate.clear()
         peers[0].send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         for peer, due in zip(peers[1:], (60_000.0, 10.0), strict=True):
-            before = len(server._scheduler._waiting)
+            before = gauge(server, "requests_waiting")
             peer.send(frame(droid_request(0, deadline_ms=due)))
-            until(lambda before=before: len(server._scheduler._waiting) > before)
+            until(lambda before=before: gauge(server, "requests_waiting") > before)
         genuine = policy.plan
         policy.plan = lambda asks: order.extend(ask.session for ask in asks) or genuine(asks)
         policy.gate.set()
@@ -125,11 +130,11 @@ def test_one_bad_observation_costs_its_batch_nothing():
         peers = [stack.enter_context(talking(server)) for _ in range(3)]
         policy.gate.clear()
         peers[0].send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         bad = droid_request(0) | {"observation/gripper_position": np.array([np.nan])}
         peers[1].send(frame(bad))
         peers[2].send(frame(droid_request(7)))
-        until(lambda: len(server._scheduler._waiting) == 2)
+        until(lambda: gauge(server, "requests_waiting") == 2)
         policy.gate.set()
         assert "finite" in read(peers[1].recv(timeout=60))
         answer = read(peers[2].recv(timeout=60))
@@ -165,10 +170,10 @@ def test_probes_answer_while_the_policy_is_at_work():
         assert get(server, "/readyz") == (200, "OK\n")
         policy.gate.clear()
         socket.send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         for _ in range(20):
             assert get(server, "/healthz") == (200, "OK\n")
-        assert server._scheduler.running == 1
+        assert gauge(server, "requests_running") == 1
         policy.gate.set()
         assert read(socket.recv(timeout=60))["actions"].shape == (24, 8)
         counts = get(server, "/metrics")[1]
@@ -296,7 +301,7 @@ def test_a_forgotten_session_is_an_error_or_starts_over():
             first = droid_request(0, session_id="old")
             ask(socket, first)
             ask(socket, droid_request(0, session_id="new"))
-            until(lambda server=server: server._seats.free == server._seats.count - 1)
+            until(lambda server=server: gauge(server, "sessions") == 1)
             answer = ask(socket, first)
             if said:
                 assert said in answer
@@ -374,7 +379,7 @@ def test_slow_clients_are_let_go_and_many_dropped_ones_leave_nothing_behind():
                 before, files = process.memory_info().rss, process.num_fds()
             for _ in range(count):
                 raw(server).close()
-        until(lambda: not server._clients)
+        until(lambda: gauge(server, "connections") == 0)
         gc.collect()
         until(lambda: process.num_fds() <= files + 4)
         grown = process.memory_info().rss - before
@@ -390,7 +395,7 @@ def test_sessions_of_dropped_clients_are_freed():
         for _ in range(20):
             with talking(server) as socket:
                 ask(socket, droid_request(0, session_id="x"))
-        until(lambda: server._seats.free == server._seats.count)
+        until(lambda: gauge(server, "sessions") == 0)
         assert not policy.open
 
 
@@ -400,11 +405,11 @@ def test_a_client_that_leaves_is_not_planned_for():
         policy.gate.clear()
         policy.batches.clear()
         first.send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         with talking(server) as second:
             second.send(frame(droid_request(0)))
-            until(lambda: len(server._scheduler._waiting) == 1)
-        until(lambda: not server._scheduler._waiting)
+            until(lambda: gauge(server, "requests_waiting") == 1)
+        until(lambda: gauge(server, "requests_waiting") == 0)
         policy.gate.set()
         assert read(first.recv(timeout=60))["actions"].shape == (24, 8)
         assert policy.batches == [1]
@@ -434,7 +439,7 @@ def test_what_has_begun_is_finished_when_it_is_stopped():
     with talking(server) as socket:
         policy.gate.clear()
         socket.send(frame(droid_request(0)))
-        until(lambda: server._scheduler.running == 1)
+        until(lambda: gauge(server, "requests_running") == 1)
         leave.set()
         until(lambda: get(server, "/readyz") == (503, "shutting down\n"))
         policy.gate.set()
