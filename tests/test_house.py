@@ -105,6 +105,9 @@ def test_the_rules_are_read_in_four_minutes():
     assert len(words) <= CONTRIBUTING_WORDS
 
 
+DOCUMENTED = {"_exit", "_getframe", "_replace"}
+"""Names with an underscore that Python documents for everybody."""
+
 PRIVATE_READS = 218
 """How often tests read private names of others. Lower it with what it counts; never raise it: a
 test of a private name breaks when code moves. Give the object a public name that users need too, or
@@ -122,7 +125,7 @@ def test_tests_read_few_private_names():
                 names += [(node.lineno, alias.name) for alias in node.names]
         found += [
             f"{path.relative_to(ROOT)}:{line}: {name}"
-            for line, name in names if re.match(r"_[^_]", name)
+            for line, name in names if re.match(r"_[^_]", name) and name not in DOCUMENTED
         ]  # fmt: skip
     assert len(found) <= PRIVATE_READS, "\n".join(found)
 
