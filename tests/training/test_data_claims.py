@@ -20,7 +20,9 @@ from data_worlds import HEIGHT, ROBOT, WIDTH
 from dzrobot.errors import DatasetError
 from dzrobot.recording import EpisodeWriter, consolidate
 from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.films import FrameTable, _from_header, _from_packets
 from dzrobot.training.data.reading_pool import ReadingPool, decode_all
+from dzrobot.training.data.video_decoding import PyAvDecoder
 
 LENGTHS = (24, 27, 30, 27)
 CAMERAS = ("observation.images.image", "observation.images.wrist_image")
@@ -526,3 +528,75 @@ def test_every_changed_set_is_read_rightly_or_reported(bases, tmp_path):
     counts = check_mutations(bases, tmp_path, range(COUNT))
     assert counts["readable"] >= 150
     assert counts["lies"] >= 100
+
+
+def test_tables_from_headers_are_those_of_the_packets(tmp_path):
+    """FFmpeg goes through the packets; what is read from the header is the same."""
+    for number, options in enumerate(CODECS):
+        path = tmp_path / f"{number}.mp4"
+        film(path, clips(0, [1]), **options)
+        header, packets = _from_header(path), _from_packets(path)
+        assert header is not None
+        for name in ("pts", "key_frames", "key_pts", "key_dts"):
+            np.testing.assert_array_equal(getattr(header, name), getattr(packets, name), name)
+        assert header.seconds_per_tick == pytest.approx(packets.seconds_per_tick)
+
+
+def turned(path):
+    """Let the display matrix of a film say that it is to be turned by 90 degrees."""
+    content = bytearray(path.read_bytes())
+    at = content.index(b"tkhd")
+    size = int.from_bytes(content[at - 4 : at], "big")
+    matrix = np.array([0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30], ">i4").tobytes()
+    content[at - 4 + size - 44 : at - 4 + size - 8] = matrix
+    path.write_bytes(bytes(content))
+
+
+def counting_packets(path, source):
+    """Give the packets of a film with B frames times in the order in which they are decoded."""
+    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+        video = old.streams.video[0]
+        stream = new.add_stream_from_template(video)
+        step = round(1 / HZ / video.time_base)
+        packets = [packet for packet in old.demux(video) if packet.dts is not None]
+        for number, packet in enumerate(packets):
+            packet.pts = packet.dts = number * step
+            packet.stream = stream
+            new.mux(packet)
+
+
+def test_films_are_shown_as_players_show_them(tmp_path):
+    plain, path = tmp_path / "plain.mp4", tmp_path / "film.mp4"
+    film(plain, clips(0, [2]), g="12", bf="3")
+    shown = PyAvDecoder(plain, FrameTable.of(plain)).frames(range(30))
+    counting_packets(path, plain)
+    table = FrameTable.of(path)
+    assert table.counted
+    numbers = [29, 0, 14, 15, 3]
+    np.testing.assert_array_equal(PyAvDecoder(path, table).frames(numbers), shown[numbers])
+    turned(plain)
+    table = FrameTable.of(plain)
+    assert (table.turns, table.size) == (3, (WIDTH, HEIGHT))
+    upright = PyAvDecoder(plain, table).frames(numbers)
+    np.testing.assert_array_equal(upright, np.rot90(shown[numbers], 3, (1, 2)))
+
+
+def test_every_picture_can_be_decoded(bases, tmp_path):
+    """What lists and headers do not show: films of one length exchanged, damage inside."""
+    path = tmp_path / "set"
+    shutil.copytree(bases / "two", path)
+    folder = path / "videos/chunk-000" / CAMERAS[0]
+    one, three = folder / "episode_000001.mp4", folder / "episode_000003.mp4"
+    aside = one.rename(folder / "aside.mp4")
+    three.rename(one)
+    aside.rename(three)
+    film = bytearray((folder / "episode_000002.mp4").read_bytes())
+    at = film.index(b"mdat") + len(film) // 3
+    film[at : at + 500] = bytes(500)
+    (folder / "episode_000002.mp4").write_bytes(bytes(film))
+    found = read_all(path, tmp_path / "cache", deep=True)
+    said = "\n".join(found.reported)
+    for episode in (1, 3):
+        assert f"episode {episode}: video.image: its mean colors are" in said
+    assert "episode 2: video.image: frame" in said
+    assert found.unread

@@ -280,7 +280,7 @@ class _Film:
             gaps.append(int(first[place]) - end)
             end = int(first[place] + self._rows[place])
         gaps.append(len(self._table.pts) - end)
-        self._judge(order, np.array(gaps), self._is_cut_at_keys(first[order], np.array(gaps)))
+        self._judge(order, np.array(gaps), self._shortest_film(first[order], np.array(gaps)))
         if max(gaps) > 0:
             claims.notes.append(
                 f"{self._name}: {counted(sum(gap for gap in gaps if gap > 0), 'frame')} belong to "
@@ -288,29 +288,32 @@ class _Film:
             )
         return first
 
-    def _is_cut_at_keys(self, first: Ints, gaps: Ints) -> bool:
-        """Return whether all episodes, and all that lies between them, begin with a key frame.
+    def _shortest_film(self, first: Ints, gaps: Ints) -> int:
+        """Return how many unclaimed frames may be the film of an episode that is not listed.
 
-        So do films that were made one by one and joined, when an episode is dropped later; pictures
-        that a writer lost or doubled do not leave it so.
+        As many as the shortest listed one has; or from one group on, where all episodes and all
+        that lies between them begin with a key frame. So do films that were made one by one and
+        joined, when a short one is dropped later.
         """
-        keys, held = self._table.key_frames, len(self._table.pts)
-        if len(keys) < 2 or np.median(np.diff(keys)) < _TELLING:
-            return False
+        keys, held, shortest = self._table.key_frames, len(self._table.pts), int(self._rows.min())
+        group = int(np.median(np.diff(keys))) if len(keys) > 1 else 0
         ends = np.append(first, held)[gaps > 0] - gaps[gaps > 0]
-        return bool(np.isin(np.concatenate([first, ends]), np.append(keys, held)).all())
+        bounds = np.concatenate([first, ends])
+        if group < _TELLING or not np.isin(bounds, np.append(keys, held)).all():
+            return shortest
+        return min(shortest, group)
 
-    def _judge(self, order: Ints, gaps: Ints, cut_at_keys: bool) -> None:
+    def _judge(self, order: Ints, gaps: Ints, film: int) -> None:
         """Break the episodes of which times and film do not say where they lie.
 
         Args:
             order: Places of the episodes by their beginning.
             gaps: (episodes + 1,): unclaimed frames before each of them and after the last;
                 negative where two overlap, or the film ends too early.
-            cut_at_keys: Whether gaps are films of their own, however short.
+            film: Unclaimed frames that may be the film of an episode that is not listed.
         """
         held, shortest = len(self._table.pts), int(self._rows.min())
-        odd = (gaps < 0) | ((gaps > 0) & (gaps < shortest) & (not cut_at_keys))
+        odd = (gaps < 0) | ((gaps > 0) & (gaps < film))
         for at in np.flatnonzero(odd).tolist():
             before, after = order[:at], order[at:]
             if at and not gaps[at + 1 :].any() and len(after) and abs(gaps[at]) * 2 <= shortest:

@@ -37,9 +37,6 @@ Window = dict[str, Any]
 DAMAGED = "damaged"
 """Why an episode has no window: its files are missing, damaged or of another episode."""
 
-_COMPARED = 50
-"""Copies of one film that are compared with each other."""
-
 _FETCH = (
     "Fetch the files again, or leave these episodes out: --damaged count (in a recipe "
     "data.on_corrupt=count)."
@@ -377,23 +374,23 @@ class DatasetReader:
     def _copied(self, damage: Mapping[int, str]) -> dict[int, str]:
         """Return the episodes that have a copy of another's film and other numbers than it."""
         found: dict[int, str] = {}
-        numbers = self.catalog.episodes.index
         for films in self.claims.copies:
-            for one, two in itertools.combinations(films[:_COMPARED], 2):
-                for first, second in zip(one, two, strict=False):
-                    if {first, second} & damage.keys() or self._same_rows(first, second):
-                        continue
-                    text = (
-                        f"episodes {numbers[first]}, {numbers[second]} have copies of one film "
-                        "and other numbers: one film was saved under both names"
-                    )
-                    found |= {first: text, second: text}
+            for alike in itertools.zip_longest(*films):
+                whole = [at for at in alike if at is not None and at not in damage]
+                if len(whole) > 1 and not self._same_numbers(np.array(whole)):
+                    numbers = preview(map(str, self.catalog.episodes.index[whole]))
+                    text = f"episodes {numbers} have copies of one film and other numbers"
+                    found |= dict.fromkeys(whole, text)
         return found
 
-    def _same_rows(self, one: int, two: int) -> bool:
-        """Return whether the numbers of two episodes are the same in every row."""
-        first, second = self.states(one), self.states(two)
-        return all(np.array_equal(rows, second[key]) for key, rows in first.items())
+    def _same_numbers(self, ordinals: NDArray[np.int64]) -> bool:
+        """Return whether first, middle and last rows of some episodes are the same."""
+        first = self.catalog.episodes.offset[ordinals]
+        length = self.catalog.episodes.length[ordinals]
+        rows = np.concatenate([first, first + length // 2, first + length - 1]).reshape(3, -1)
+        columns = {source.column for source in self.resolution.vectors.values()}
+        values = [self.columns.vector(column)[rows] for column in columns]
+        return all(bool((value == value[:, :1]).all()) for value in values)
 
     def _uninstructed(self) -> list[int]:
         """Return the numbers of the episodes whose every row has a blank instruction."""
