@@ -36,6 +36,7 @@ from dzrobot.recording.formats import (
     EpisodeStatistics,
     own_files,
 )
+from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.films import FrameTable, Ints, mean_colors
 from dzrobot.training.data.video_decoding import DECODERS, Decoder
@@ -197,7 +198,7 @@ class _Film:
         path = self._catalog.root / self._name
         try:
             self._table = FrameTable.of(path, self._cache)
-            fault = decoder.unfit(path, self._table)
+            fault = decoder.unfit(path, self._table) or self._other_size()
         except (DatasetError, OSError) as error:
             fault = str(error)
         if fault:
@@ -210,6 +211,16 @@ class _Film:
         for place, text in self._broken.items():
             claims.fault(self._ordinals[place], self._camera, text)
         return self._table.content
+
+    def _other_size(self) -> str:
+        """Return what is wrong with the size of the pictures, upright; empty: nothing."""
+        shown, said = self._table.size, frame_size(self._catalog, self._camera)
+        if shown == said:
+            return ""
+        return (
+            f"{self._name} shows {shown[0]}x{shown[1]} (height x width), info.json says "
+            f"{said[0]}x{said[1]}"
+        )
 
     def _placed(self, claims: Claims) -> Ints:
         """Return the first frame of each episode; what cannot be decided is noted as broken."""

@@ -278,10 +278,10 @@ def _from_track(
     if b"stss" in boxes:
         keys[:] = False
         keys[_numbers(boxes[b"stss"], 1)[:, 0] - 1] = True
-    kind = hashlib.sha256(boxes[b"stsd"] + bytes(b"ctts" in boxes)).hexdigest()[:16]
     content = hashlib.sha256(boxes[b"stsz"] + boxes[b"stsd"]).hexdigest()[:16]
     moves = len(np.unique(np.frombuffer(boxes[b"stsz"], ">u4", offset=12))) > _STILL
     turns = _turns(path, np.frombuffer(boxes[b"tkhd"][-44:-8], ">i4"))
+    kind = hashlib.sha256(boxes[b"stsd"] + bytes([b"ctts" in boxes, turns])).hexdigest()[:16]
     shown = np.zeros(len(times), bool)
     samples = _Samples(times - begin, decoding - begin, keys, shown, 1 / scale, turns)
     return _table(path, samples, kind=kind, content=content if moves else "")
