@@ -133,8 +133,9 @@ def _driver(arguments: argparse.Namespace) -> Driving:
 
 def _goal(arguments: argparse.Namespace) -> RecordingGoal:
     said = flags.said(arguments, RecordingGoal)
-    open_ended = not said.keys() & {"episodes", "attempts"}
-    return RecordingGoal(**said, **({"episodes": 1} if open_ended else {}))
+    if not said.keys() & {"episodes", "attempts"}:
+        said["episodes"] = 1
+    return RecordingGoal(**said)
 
 
 def _sample(arguments: argparse.Namespace, robot: Embodiment) -> tuple[Timing, str]:
