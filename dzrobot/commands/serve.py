@@ -101,6 +101,7 @@ def _policy(group: Any) -> None:
         group,
         without=_NOT_SERVED,
         history={"choices": ["off", "recent"], "help": "frames remembered (default: the robot's)"},
+        cfg_scale={"type": flags.number(1)},
         noise={"choices": ["fixed", "keyed"], "help": "of plans: always the same, or by episode"},
     )
     group.add_argument(
