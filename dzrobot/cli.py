@@ -33,6 +33,7 @@ GROUPS = {
     "data": {
         "collect": ("collect", "record episodes of a policy in a simulator as a dataset"),
         "import-hdf5": ("import_hdf5", "write LIBERO's demonstrations as a LeRobot dataset"),
+        "init-robot": ("init_robot", "draft the file of your own robot from a dataset of it"),
         "inspect-data": ("inspect_data", "show what a dataset holds"),
         "stats": ("stats", "measure normalization statistics of datasets"),
         "relabel": ("relabel", "mark recorded episodes as failures or successes, or drop some"),

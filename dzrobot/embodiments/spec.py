@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -491,6 +491,18 @@ class Embodiment:
         ):
             if dim > limit:
                 yield f"{kind} parts add up to {dim} numbers, the network takes {limit}"
+
+
+def undecided(question: str) -> Any:
+    """Stand for a value of a drafted robot that its data do not decide: raise when it is loaded.
+
+    Raises:
+        ConfigError: Always; it asks the question.
+    """
+    raise ConfigError(
+        f"this robot is not described to its end - {question}. Write the value in its file, in "
+        "place of undecided(...)"
+    )
 
 
 def _prompt_faults(prompt: str) -> Iterable[str]:

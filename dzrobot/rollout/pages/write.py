@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import DatasetError, ProtocolError
 from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.tables import failures_line, measures_line
@@ -127,16 +128,9 @@ def _rendered(
 ) -> str:
     from plotly.offline import get_plotlyjs
 
-    files = resources.files(__package__)
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: files.joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     tasks = task_rows(content)
-    return environment.get_template("report.html").render(
+    return _filled(
+        "report.html",
         content=content,
         tasks=tasks,
         data={"tasks": tasks, "episodes": episodes, "letters": [r.letter for r in content.runs]},
@@ -146,6 +140,51 @@ def _rendered(
         lines={run.letter: _lines(run) for run in content.runs},
         plotly=get_plotlyjs(),
     )
+
+
+def _filled(template: str, **values: Any) -> str:
+    files = resources.files(__package__)
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: files.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(template).render(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetPlot:
+    """The numbers of a part over an episode."""
+
+    low: float
+    high: float
+    lines: tuple[tuple[str, str], ...]
+    """``state`` or ``action``, and the points of a line in a square of 100, ``x,y x,y ...``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetEpisode:
+    """An episode on a contact sheet."""
+
+    number: int
+    instruction: str
+    pictures: Mapping[str, Sequence[tuple[int, str]]]
+    """By camera: row and picture, a PNG file in base64."""
+
+    plots: Mapping[str, SheetPlot]
+    """By part."""
+
+
+def write_sheet(page: Path, title: str, episodes: Sequence[SheetEpisode]) -> None:
+    """Write a contact sheet, one HTML file that opens from disk.
+
+    Raises:
+        DatasetError: ``page`` cannot be written.
+    """
+    with explained(f"write {page}", DatasetError):
+        write_text(page, _filled("sheet.html", title=title, episodes=episodes))
 
 
 def _quality_rows(
