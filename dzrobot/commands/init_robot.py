@@ -22,10 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init-robot``."""
     parser.description = (
         "Write a commented Python file that describes the robot of a LeRobot dataset: what is\n"
-        "measured, what names say, and what is open. Beside it, a page with pictures, instructions\n"
-        "and plots of some episodes, to look at before training."
+        "measured, what names say, and what is open. Beside it, a page with pictures,\n"
+        "instructions and plots of some episodes, to look at before training."
     )
-    parser.add_argument("dataset", type=flags.text, help="folder of a LeRobot dataset, or its hub name")
+    parser.add_argument(
+        "dataset", type=flags.text, help="folder of a LeRobot dataset, or its hub name"
+    )
     parser.add_argument(
         "--output", type=flags.path, default=Path("robot.py"), metavar="FILE.py",
         help="such as my_robot.py; must not exist yet (default: robot.py)",
@@ -83,9 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(draft: RobotDraft) -> None:
     for one in draft.action:
         way = "" if one.gripper is None else ", with a two-way gripper"
-        print(f"action.{one.part.name}  {counted(len(one.part.numbers), 'number')}, {one.kind}{way}")
+        print(
+            f"action.{one.part.name}  {counted(len(one.part.numbers), 'number')}, {one.kind}{way}"
+        )
     for one in draft.left_out:
-        print(f"action.{one.part.name}  left out: {len(one.part.numbers)} numbers that never change")
+        print(
+            f"action.{one.part.name}  left out: {len(one.part.numbers)} numbers that never change"
+        )
     print(f"views {preview(view.name for view in draft.views) or 'none'}; {draft.rate_evidence}")
     for question in draft.questions:
         print(f"OPEN {question}")
@@ -94,7 +100,9 @@ def _report(draft: RobotDraft) -> None:
 def _absent(catalog: DatasetCatalog) -> None:
     """Say which pictures are not there, and how to get them."""
     lacking = catalog.missing(catalog.cameras)
-    names = sorted({name for found in lacking.values() for name in found if not name.startswith("data/")})
+    names = sorted(
+        {name for found in lacking.values() for name in found if not name.startswith("data/")}
+    )
     if names:
         print(
             f"pictures: {len(lacking)} of {counted(len(catalog.episodes), 'episode')} lack a file "

@@ -3,14 +3,30 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_damaged, damaged_words
 from dzrobot.configuration import field_notes
-from dzrobot.errors import ConfigError
-from dzrobot.training.recipes.read import RECIPES
+from dzrobot.errors import ConfigError, StatisticsError
+from dzrobot.files import explained, write_json
+from dzrobot.progress import progress_bar
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.recipes.architecture import SourcePlan, source_plans
+from dzrobot.training.recipes.check import start_faults
+from dzrobot.training.recipes.read import RECIPES, read_recipe
 from dzrobot.training.run.launch import end_process, launch, main
 from dzrobot.training.sft_config import SFTConfig
+from dzrobot.training.tiny.fit_plan import AutoencoderPlan
+
+SMALL = ("tiny_cpu", "mini_lift_cpu")
+"""Recipes of small networks, which may start from a new one."""
+
+_METADATA, _WEIGHTS = "model.metadata_json_path", "model.model_path"
+_STILL_STEPS, _CLIP_STEPS = 60, 12
+"""Updates of a new autoencoder on the way: enough to try the whole way in minutes."""
 
 INSTEAD = {
     "--config-name": "the recipe is the first word: dzrobot train NAME",
@@ -62,9 +78,12 @@ def run(args: argparse.Namespace) -> int:
             "YAML file of your own is one too"
         )
     words = [args.recipe, *args.overrides, *damaged_words(args)]
+    alone = "RANK" not in os.environ
+    if args.processes is not None and not alone:
+        raise ConfigError("torchrun has started the processes already: leave --processes out")
+    if alone:
+        words += _begun(args.recipe, words[1:], args.processes or 1)
     if args.processes is not None:
-        if "RANK" in os.environ:
-            raise ConfigError("torchrun has started the processes already: leave --processes out")
         return launch(words, args.processes)
     code = main(words)
     if "torch" in sys.modules:
@@ -72,6 +91,69 @@ def run(args: argparse.Namespace) -> int:
         # around them.
         end_process(code)
     return code
+
+
+def _begun(recipe: str, overrides: Sequence[str], processes: int) -> Iterator[str]:
+    """Make what a run starts from and was not given, in its folder; yield the fields that say so.
+
+    Statistics of one robot's recordings are measured. A small network to start from is made for
+    the recipes of small networks alone. Where anything else is wrong, nothing is made.
+    """
+    _, config = read_recipe(recipe, overrides)
+    faults = start_faults(config, processes)
+    lacking = {fault.field for fault in faults}
+    made = {_METADATA, _WEIGHTS, "model.preset"} if recipe in SMALL else {_METADATA}
+    if not lacking or not lacking <= made or not all(fault.not_given for fault in faults):
+        return
+    (plan,) = source_plans(config)
+    folder = config.runner.output_dir / "start"
+    metadata = plan.metadata
+    if _METADATA in lacking or metadata is None:
+        metadata = folder / "metadata.json"
+        yield f"{_METADATA}={metadata}"
+        _measure(metadata, plan, config)
+    if _WEIGHTS in lacking:
+        yield f"{_WEIGHTS}={folder / 'weights'}"
+        _initialize(folder / "weights", metadata, plan, config)
+
+
+def _measure(metadata: Path, plan: SourcePlan, config: SFTConfig) -> None:
+    if metadata.is_file():
+        print(f"statistics: {metadata}, measured before")
+        return
+    data = config.data
+    options = ReaderOptions(damaged=data.on_corrupt, images=False, episodes=data.episodes)
+    readers = [DatasetReader(path, plan.embodiment, options) for path in plan.paths]
+    with progress_bar("measuring statistics") as advance:
+        entry = measure(
+            readers, plan.embodiment, advance,
+            per_step=bool(config.model.relative_action_per_horizon),
+        )  # fmt: skip
+    with explained(f"write the statistics to {metadata}", StatisticsError):
+        metadata.parent.mkdir(parents=True, exist_ok=True)
+        write_json(metadata, {plan.embodiment.tag: entry})
+    print(f"statistics: {metadata}, measured on {', '.join(plan.paths)} (none were given)")
+
+
+def _initialize(weights: Path, metadata: Path, plan: SourcePlan, config: SFTConfig) -> None:
+    if weights.is_dir():
+        print(f"start weights: {weights}, made before")
+        return
+    # Here, as help needs none of it.
+    from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
+
+    fit = AutoencoderPlan(
+        still_steps=_STILL_STEPS, clip_steps=_CLIP_STEPS, held_out=config.data.holdout_episodes,
+        seed=config.runner.seed, episodes=config.data.episodes, damaged=config.data.on_corrupt,
+    )  # fmt: skip
+    target = FittedTo(
+        embodiment=plan.embodiment, datasets=[Path(path) for path in plan.paths], metadata=metadata
+    )
+    write_fitted_checkpoint(weights, target, fit)
+    print(
+        f"start weights: {weights}, a small new network (none were given), its autoencoder fitted "
+        f"in {_STILL_STEPS} + {_CLIP_STEPS} steps; `dzrobot init` fits it for longer"
+    )
 
 
 def _print_fields() -> None:

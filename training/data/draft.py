@@ -7,7 +7,7 @@ are rate and two-way grippers. What data and names do not decide becomes a quest
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -38,8 +38,8 @@ _REACHED_S = 0.5
 _FOLLOWS = 0.85
 """Least correlation of an action with the state that it names, or with its change."""
 
-_APART = 0.25
-"""How much better that must be than the correlation with the other of the two."""
+_APART = 3.0
+"""How many times more of an action the other of the two must leave unexplained."""
 
 _SAME_SCALE = (0.75, 1.33)
 _STILL = 1e-6
@@ -105,7 +105,6 @@ class RobotDraft:
     """What a dataset says of its robot."""
 
     root: Path
-    robot_type: str | None
     rows: int
     episodes: int
     views: tuple[DraftView, ...]
@@ -127,7 +126,7 @@ class RobotDraft:
     """Parts whose action never changes, where all together are more than a network takes."""
 
     unused: tuple[str, ...] = ()
-    questions: tuple[str, ...] = field(default=())
+    questions: tuple[str, ...] = ()
     """What a person has to look at; what is needed and open is marked in the file as well."""
 
 
@@ -148,14 +147,19 @@ def draft_robot(
     Raises:
         DatasetError: No file of rows can be read, or it is not clear which columns are meant.
     """
-    columns = {"state": _columns(catalog, "state", state), "action": _columns(catalog, "action", action)}
+    columns = {
+        "state": _columns(catalog, "state", state),
+        "action": _columns(catalog, "action", action),
+    }
     rows = _read(catalog, [*columns["state"], *columns["action"]])
     states = [part for name in columns["state"] for part in _parts(catalog, name, rows)]
     actions = [part for name in columns["action"] for part in _parts(catalog, name, rows)]
     known = [part.name for part in (*states, *actions)]
     for name in without:
         if name not in known:
-            raise DatasetError(f"there is no part {name!r}.{suggest(name, known)} Parts: {preview(known, 20)}")
+            raise DatasetError(
+                f"there is no part {name!r}.{suggest(name, known)} Parts: {preview(known, 20)}"
+            )
     states = [part for part in states if part.name not in without]
     actions = [part for part in actions if part.name not in without]
     measured = _with_holds([_measured(part, states, rows, catalog.fps) for part in actions])
@@ -168,7 +172,7 @@ def draft_robot(
     tenth = int(lengths[len(lengths) // 10])
     used = {*columns["state"], *columns["action"], *_BOOKKEEPING, *catalog.cameras}
     draft = RobotDraft(
-        root=catalog.root, robot_type=None, rows=len(rows.episode),
+        root=catalog.root, rows=len(rows.episode),
         episodes=len(np.unique(rows.episode)), views=views, tiles=tiles, prompt=prompt,
         template=template, state=tuple(states), action=kept, rate=rate,
         rate_evidence=rate_evidence, horizon=horizon,
@@ -290,11 +294,16 @@ def _parts(catalog: DatasetCatalog, column: str, rows: _Rows) -> Iterator[DraftP
     width = catalog.features[column].shape[0]
     names = number_names(catalog.features[column].names, width)
     own = column.rpartition(".")[2]
+    if names and all(re.fullmatch(rf"{own.rstrip('s')}s?_?\d+", name) for name in names):
+        names = None  # state_0, state_1: they say no more than their places.
     if names is None:
         numbers = tuple(str(i) for i in range(width))
         yield DraftPart(name=own, column=column, start=0, numbers=numbers, whole=True)
         return
-    runs = [(group, [i for i, _ in found]) for group, found in groupby(enumerate(names), lambda e: group_of(e[1]))]
+    runs = [
+        (group, [i for i, _ in found])
+        for group, found in groupby(enumerate(names), lambda e: group_of(e[1]))
+    ]
     if len(runs) > 12:
         # Names that alternate cut nothing that a person would call a part.
         yield DraftPart(name=own, column=column, start=0, numbers=tuple(names), whole=True)
@@ -335,10 +344,13 @@ def _measured(part: DraftPart, states: Sequence[DraftPart], rows: _Rows, fps: fl
     kind = _together(kinds)
     moving = sum(one != "still" for one in kinds)
     agreeing = sum(one == kind for one in kinds)
-    text = [f"{agreeing} of {counted(moving, 'number')} that move: {_MEANING[kind]}"] if moving else []
+    share = "not decided" if kind == "open" else f"{agreeing} of {moving} that move"
+    text = [f"{share}: {_MEANING[kind]}"] if moving else []
     if gripper is not None:
         index, low, high = gripper
-        text.append(f"{part.numbers[index]} takes two values in {len(actions):,} rows: {low:g} and {high:g}")
+        text.append(
+            f"{part.numbers[index]} takes two values in {len(actions):,} rows: {low:g} and {high:g}"
+        )
     hold = f"state.{pair.name}" if kind == "absolute" and pair is not None else None
     if kind in ("difference", "command"):
         hold = "zero"
@@ -353,7 +365,7 @@ _MEANING: Mapping[Kind, str] = {
     "difference": "the state changes by the action (differences from step to step)",
     "command": "the state changes in proportion to the action (steps or speeds in other units)",
     "still": "nothing moves",
-    "open": "neither the state nor its change follows the action",
+    "open": "neither the state nor its change follows these numbers clearly",
 }
 
 
@@ -392,12 +404,12 @@ def _kind(
         f"correlation {level.correlation:.2f} with the state {level.ahead} rows on, "
         f"{change.correlation:.2f} with its change"
     )
-    if level.correlation >= _FOLLOWS and level.correlation - abs(change.correlation) >= _APART:
+    if level.correlation >= _FOLLOWS and change.unexplained >= _APART * level.unexplained:
         within = _SAME_SCALE[0] <= level.scale <= _SAME_SCALE[1]
         if paired and within:
             return "absolute", level.scale, said
         return "open", level.scale, f"{said}; state = {level.scale:.3g} x action, other units"
-    if abs(change.correlation) >= _FOLLOWS and abs(change.correlation) - abs(level.correlation) >= _APART:
+    if abs(change.correlation) >= _FOLLOWS and level.unexplained >= _APART * change.unexplained:
         exact = paired and change.ahead == 1 and _SAME_SCALE[0] <= change.scale <= _SAME_SCALE[1]
         by = f"{said}; change in {counted(change.ahead, 'row')} = {change.scale:.3g} x action"
         return ("difference" if exact else "command"), change.scale, by
@@ -410,6 +422,11 @@ class _Fit:
     scale: float
     ahead: int
 
+    @property
+    def unexplained(self) -> float:
+        """Share of the variance that the line leaves."""
+        return 1.0 - self.correlation**2
+
 
 def _best(
     action: Floats, states: Floats, rows: _Rows, ahead: Sequence[int], *, change: bool
@@ -418,7 +435,7 @@ def _best(
     best = _Fit(0.0, 0.0, ahead[0])
     for steps in ahead:
         now, then = rows.pairs(steps)
-        if len(now) < 10:  # noqa: PLR2004 - fewer say nothing
+        if len(now) < 10:
             continue
         given = action[now] if not change or steps == 1 else _summed(action, now, steps)
         reached = states[then] - states[now] if change else states[then]
@@ -427,7 +444,11 @@ def _best(
         power, other = float(x @ x), (y * y).sum(axis=0)
         along = x @ y
         with np.errstate(divide="ignore", invalid="ignore"):
-            correlation = np.where(other > 0, along / np.sqrt(power * other), 0.0) if power else np.zeros(len(along))
+            correlation = (
+                np.where(other > 0, along / np.sqrt(power * other), 0.0)
+                if power
+                else np.zeros(len(along))
+            )
         at = int(np.argmax(np.abs(correlation)))
         if abs(correlation[at]) > abs(best.correlation):
             best = _Fit(float(correlation[at]), float(along[at] / power), steps)
@@ -447,7 +468,7 @@ def _two_way(part: DraftPart, actions: Floats) -> tuple[int, float, float] | Non
     for i, name in enumerate(part.numbers):
         values = np.unique(actions[:, i])
         gripping = name.isdigit() or group_of(name).endswith(("gripper", "hand"))
-        if len(values) == 2 and gripping:  # noqa: PLR2004 - open and closed
+        if len(values) == 2 and gripping:
             found.append((i, float(values[0]), float(values[1])))
     return found[0] if len(found) == 1 else None
 
@@ -455,8 +476,12 @@ def _two_way(part: DraftPart, actions: Floats) -> tuple[int, float, float] | Non
 def _pair(part: DraftPart, states: Sequence[DraftPart]) -> DraftPart | None:
     """Return the part of the state that has the same numbers, by their names or as a whole."""
     same = [one for one in states if one.numbers == part.numbers and not one.numbers[0].isdigit()]
-    named = [one for one in states if one.name == part.name and len(one.numbers) == len(part.numbers)]
-    whole = [one for one in states if one.whole and part.whole and len(one.numbers) == len(part.numbers)]
+    named = [
+        one for one in states if one.name == part.name and len(one.numbers) == len(part.numbers)
+    ]
+    whole = [
+        one for one in states if one.whole and part.whole and len(one.numbers) == len(part.numbers)
+    ]
     for found in (same, named, whole):
         if len(found) == 1:
             return found[0]
@@ -467,17 +492,15 @@ def _with_holds(actions: Sequence[DraftAction]) -> list[DraftAction]:
     """Give a two-way gripper alone, which nothing moves, what keeps it where the rest is steps."""
     steps = any(one.kind in ("difference", "command") for one in actions)
     return [
-        _replaced(one, hold="zero") if steps and one.hold is None and one.gripper is not None
+        replace(one, hold="zero") if steps and one.hold is None and one.gripper is not None
         and len(one.part.numbers) == 1 else one
         for one in actions
     ]  # fmt: skip
 
 
-def _replaced(action: DraftAction, *, hold: str) -> DraftAction:
-    return DraftAction(**{**vars(action), "hold": hold})
-
-
-def _narrowed(actions: Sequence[DraftAction]) -> tuple[tuple[DraftAction, ...], tuple[DraftAction, ...]]:
+def _narrowed(
+    actions: Sequence[DraftAction],
+) -> tuple[tuple[DraftAction, ...], tuple[DraftAction, ...]]:
     """Return the parts to learn, and those that never move where all are too many numbers."""
     if sum(len(one.part.numbers) for one in actions) <= MAX_ACTION_DIM:
         return tuple(actions), ()
@@ -492,13 +515,18 @@ def _colored(catalog: DatasetCatalog) -> list[str]:
 def _view(catalog: DatasetCatalog, column: str) -> DraftView:
     resolution = frame_size(catalog, column)
     share = min(1.0, _LARGEST / max(resolution))
-    height, width = (max(_SIZE_STEP, int(side * share) // _SIZE_STEP * _SIZE_STEP) for side in resolution)
+    height, width = (
+        max(_SIZE_STEP, int(side * share) // _SIZE_STEP * _SIZE_STEP) for side in resolution
+    )
     name = re.sub(r"\s+", "_", column.rpartition("images.")[2])
     return DraftView(name=name, column=column, resolution=resolution, size=(height, width))
 
 
 _ON_HAND = {"wrist", "hand", "gripper", "eye_in_hand"}
-_OFF_HAND = {"head", "top", "high", "front", "exterior", "external", "agentview", "scene", "overhead", "side", "ego", "base", "third"}  # fmt: skip
+_OFF_HAND = {
+    "head", "top", "high", "front", "exterior", "external", "agentview", "scene", "overhead",
+    "side", "ego", "base", "third",
+}  # fmt: skip
 
 
 def _layout(
@@ -506,7 +534,9 @@ def _layout(
 ) -> tuple[tuple[tuple[str | None, ...], ...], str, str | None, list[str]]:
     """Return tiles, prompt, the prompt's published name, and questions about the cameras."""
     words = {name: set(re.findall("[a-z]+", name.lower())) for name in names}
-    on = [name for name in names if words[name] & _ON_HAND and not words[name] & (_OFF_HAND - {"top"})]
+    on = [
+        name for name in names if words[name] & _ON_HAND and not words[name] & (_OFF_HAND - {"top"})
+    ]
     off = [name for name in names if words[name] & _OFF_HAND and name not in on]
     left = [name for name in names if "left" in words[name]]
     right = [name for name in names if "right" in words[name]]
@@ -519,15 +549,15 @@ def _layout(
     if len(names) == 1:
         prompt = "A single view video shows that a robot {task}"
         return ((names[0],),), prompt, None, asked
-    if len(names) == 2 and len(on) == 1:  # noqa: PLR2004 - the published pair
+    if len(names) == 2 and len(on) == 1:
         (wrist,) = on
         (other,) = [name for name in names if name != wrist]
         return ((other, wrist),), "", "TWO_VIEWS", [] if other in off else asked
-    if len(names) == 3 and len(on) == 2 and len(off) == 1:  # noqa: PLR2004 - head and hands
+    if len(names) == 3 and len(on) == 2 and len(off) == 1:
         hands = [[n for n in on if n in side] for side in (left, right)]
         if all(len(hand) == 1 for hand in hands) and words[off[0]] & {"head", "high", "top", "ego"}:
             return ((off[0], hands[1][0]), (hands[0][0], None)), "", "HEAD_AND_HANDS", asked
-    if len(names) == 3 and len(on) == 1 and len(off) == 2:  # noqa: PLR2004 - DROID's
+    if len(names) == 3 and len(on) == 1 and len(off) == 2:
         sides = [[n for n in off if n in side] for side in (left, right)]
         if all(len(side) == 1 for side in sides):
             return ((on[0],), (sides[0][0], sides[1][0])), "", "THREE_VIEWS", asked
@@ -536,13 +566,15 @@ def _layout(
 
 def _plain_tiles(names: Sequence[str]) -> tuple[tuple[tuple[str | None, ...], ...], str]:
     """Return views in the dataset's order, and a sentence of one's own that says where each is."""
-    if len(names) == 2:  # noqa: PLR2004 - side by side
+    if len(names) == 2:
         rows: tuple[tuple[str | None, ...], ...] = (tuple(names),)
         places = ["left", "right"]
     else:
         padded: list[str | None] = [*names, *[None] * (len(names) % 2)]
         rows = tuple((padded[i], padded[i + 1]) for i in range(0, len(padded), 2))
-        places = [f"row {i // 2 + 1} {'left' if i % 2 == 0 else 'right'}" for i in range(len(names))]
+        places = [
+            f"row {i // 2 + 1} {'left' if i % 2 == 0 else 'right'}" for i in range(len(names))
+        ]
     told = ", ".join(
         f"the {place} view shows the camera {name.replace('_', ' ')}"
         for place, name in zip(places, names, strict=True)
@@ -578,7 +610,7 @@ def _asked(draft: RobotDraft, cameras: Sequence[str]) -> RobotDraft:
     if draft.rate is None:
         questions.append(f"at which rate does the robot act? {draft.rate_evidence}")
     for one in draft.action:
-        if one.kind == "open" and any(True for _ in one.part.numbers):
+        if one.kind == "open":
             questions.append(
                 f"action.{one.part.name}: what do its numbers mean? {_MEANING['open']}; give the "
                 "part hold= once you know (and reference= if it is a position)"
@@ -597,4 +629,4 @@ def _asked(draft: RobotDraft, cameras: Sequence[str]) -> RobotDraft:
             f"the state has {held} numbers, the network takes {MAX_STATE_DIM}: give --without "
             "PART ... or --state COLUMN ..."
         )
-    return RobotDraft(**{**vars(draft), "questions": tuple(questions)})
+    return replace(draft, questions=tuple(questions))

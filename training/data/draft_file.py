@@ -1,4 +1,4 @@
-"""The Python file of a drafted robot, with evidence and questions, and the sheet of its pictures."""
+"""The Python file of a drafted robot, with evidence and questions, and its contact sheet."""
 
 import base64
 import re
@@ -33,7 +33,7 @@ def robot_file(draft: RobotDraft, tag: str) -> str:
     template = draft.template or "PROMPT"
     names = ["Embodiment", "Gripper", "Part", "View", "undecided"]
     body = [
-        f'"""{tag}: drafted by `dzrobot init-robot {draft.root}`; read the comments, then it is yours."""',
+        f'"""The robot {tag}, drafted by `dzrobot init-robot`: read it, then it is yours."""',
         "",
     ]
     code = list(_robot(draft, tag, template))
@@ -44,7 +44,11 @@ def robot_file(draft: RobotDraft, tag: str) -> str:
         imports.append(f"from dzrobot.embodiments.templates import {draft.template}")
     imports.append("from dzrobot.embodiments.timing import Timing")
     prompt = [] if draft.template else ["", _prompt(draft.prompt)]
-    asked = [line for number, one in enumerate(draft.questions, 1) for line in _comment(f"{number}. {one}")]
+    asked = [
+        line
+        for number, one in enumerate(draft.questions, 1)
+        for line in _comment(f"{number}. {one}")
+    ]
     questions = ["", "# Questions that the data do not answer:", *asked] if asked else []
     return "\n".join([*body, *imports, *questions, *prompt, "", text, ""])
 
@@ -78,7 +82,9 @@ def _views(draft: RobotDraft) -> Iterator[str]:
     if not draft.views:
         yield f"    views={_undecided('views: which column holds pictures?')},"
         return
-    yield from _comment("Resolution as info.json says it; size is what the network sees, and yours to choose.", 4)
+    yield from _comment(
+        "Resolution as info.json says it; size is what the network sees, and yours to choose.", 4
+    )
     yield "    views=("
     for view in draft.views:
         yield f"        View(key={'video.' + view.name!r}, feature={view.column!r},"
@@ -89,7 +95,7 @@ def _views(draft: RobotDraft) -> Iterator[str]:
 def _state(draft: RobotDraft) -> Iterator[str]:
     width = sum(len(part.numbers) for part in draft.state)
     if width > MAX_STATE_DIM:
-        yield f"    state={_undecided(f'state: {width} numbers, the network takes {MAX_STATE_DIM}')},"
+        yield f"    state={_too_wide('state', width, MAX_STATE_DIM)},"
         return
     yield "    state=("
     for part in draft.state:
@@ -102,12 +108,12 @@ def _actions(draft: RobotDraft) -> Iterator[str]:
     width = sum(len(one.part.numbers) for one in draft.action)
     for one in draft.left_out:
         yield from _comment(
-            f"action.{one.part.name} is left out: its {len(one.part.numbers)} numbers never change in "
-            f"{draft.rows:,} rows, and all together are more than the {MAX_ACTION_DIM} of a network. "
-            "Whoever drives the robot sends them.", 4,
+            f"action.{one.part.name} is left out: its {len(one.part.numbers)} numbers never change "
+            f"in {draft.rows:,} rows, and all together are more than the {MAX_ACTION_DIM} of a "
+            "network. Whoever drives the robot sends them.", 4,
         )  # fmt: skip
     if width > MAX_ACTION_DIM:
-        yield f"    action={_undecided(f'action: {width} numbers, the network takes {MAX_ACTION_DIM}')},"
+        yield f"    action={_too_wide('action', width, MAX_ACTION_DIM)},"
         return
     yield "    action=("
     for one in draft.action:
@@ -123,16 +129,21 @@ def _part(one: DraftAction) -> Iterator[str]:
     yield "        Part("
     yield f"            key={'action.' + part.name!r}, {_place(part)},"
     if one.pair is not None:
-        yield from _comment("Predicted as the difference from the state at the start of a plan.", 12)
+        yield from _comment(
+            "Predicted as the difference from the state at the start of a plan.", 12
+        )
         yield f"            reference={'state.' + one.pair.name!r},"
     if one.gripper is not None:
         index, low, high = one.gripper
         middle = (low + high) / 2
-        yield f"            gripper=Gripper(index={index}, threshold={middle:g}, low={low:g}, high={high:g}),"
+        values = f"threshold={middle:g}, low={low:g}, high={high:g}"
+        yield f"            gripper=Gripper(index={index}, {values}),"
     if one.hold is not None:
         yield f"            hold={one.hold!r},"
     else:
-        yield from _comment("hold is open: what keeps this part as it is? Refused where a robot waits.", 12)
+        yield from _comment(
+            "hold is open: what keeps this part as it is? Refused where a robot waits.", 12
+        )
     yield "        ),"
 
 
@@ -144,7 +155,8 @@ def _timing(draft: RobotDraft) -> Iterator[str]:
         f"which needs {draft.horizon * draft.blocks + 1} rows of an episode.", 4,
     )  # fmt: skip
     rate = f"{draft.rate:g}" if draft.rate else _undecided(f"control_hz: {draft.rate_evidence}")
-    yield f"    timing=Timing(control_hz={rate}, action_horizon={draft.horizon}, blocks={draft.blocks}),"
+    blocks = f"action_horizon={draft.horizon}, blocks={draft.blocks}"
+    yield f"    timing=Timing(control_hz={rate}, {blocks}),"
 
 
 def _place(part: DraftPart) -> str:
@@ -163,6 +175,10 @@ def _tiles(draft: RobotDraft) -> str:
     return repr(tuple(rows))
 
 
+def _too_wide(what: str, width: int, most: int) -> str:
+    return _undecided(f"{what}: {width} numbers, the network takes {most}")
+
+
 def _undecided(question: str) -> str:
     return f"undecided({question!r})"
 
@@ -171,7 +187,9 @@ def _comment(text: str, indent: int = 0) -> Sequence[str]:
     # A name in a dataset is a text from outside: no line of it may leave the comment.
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     lead = " " * indent + "# "
-    return textwrap.wrap(plain, _WIDTH, initial_indent=lead, subsequent_indent=lead) or [lead.rstrip()]
+    return textwrap.wrap(plain, _WIDTH, initial_indent=lead, subsequent_indent=lead) or [
+        lead.rstrip()
+    ]
 
 
 _SHEET_EPISODES = 6
@@ -189,8 +207,19 @@ def draw_sheet(catalog: DatasetCatalog, robot: Embodiment, page: Path, progress:
     reader = DatasetReader(
         catalog, robot, ReaderOptions(damaged="count", empty="count", episodes="all")
     )
-    there = [n for n in range(len(catalog.episodes)) if n not in lacking and n not in reader.columns.faults]
-    chosen = [there[i] for i in np.unique(np.linspace(0, len(there) - 1, _SHEET_EPISODES).round().astype(int))] if there else []
+    there = [
+        n
+        for n in range(len(catalog.episodes))
+        if n not in lacking and n not in reader.columns.faults
+    ]
+    chosen = (
+        [
+            there[i]
+            for i in np.unique(np.linspace(0, len(there) - 1, _SHEET_EPISODES).round().astype(int))
+        ]
+        if there
+        else []
+    )
     shown, faults = [], []
     for done, ordinal in enumerate(chosen, 1):
         try:
@@ -210,7 +239,10 @@ def _sheet_episode(reader: DatasetReader, ordinal: int) -> SheetEpisode:
     pictures = {}
     for view in reader.embodiment.views:
         clip = reader.frames(ordinal, reader.resolution.views[view.key], rows)
-        small = [image[:: max(1, image.shape[0] // 240), :: max(1, image.shape[0] // 240)] for image in clip]
+        small = [
+            image[:: max(1, image.shape[0] // 240), :: max(1, image.shape[0] // 240)]
+            for image in clip
+        ]
         pictures[view.name] = [
             (row, base64.b64encode(encode_png(np.ascontiguousarray(image))).decode())
             for row, image in zip(rows, small, strict=True)

@@ -219,6 +219,12 @@ def mixture_faults(config: SFTConfig) -> Iterator[Problem]:
         )
 
 
+_WHERE_FROM = (
+    ": `dzrobot download` fetches published weights, `dzrobot init` makes a small network to start "
+    "from"
+)
+
+
 def weight_faults(model: ModelConfig) -> Iterator[Problem]:
     """Yield what is wrong with where weights, architecture and tokenizer come from."""
     parts = {
@@ -237,7 +243,7 @@ def weight_faults(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(
             "model.model_path",
             f"weights come from {' and '.join(chosen) or 'nowhere'}; give exactly one of "
-            f"{', '.join(origins)}",
+            f"{', '.join(origins)}" + ("" if chosen else _WHERE_FROM),
             not_given=not chosen,
         )
     if given and len(given) < len(parts):
