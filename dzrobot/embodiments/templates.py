@@ -96,7 +96,7 @@ PROMPT_TILES: Mapping[str, tuple[tuple[Shown | None, ...], ...]] = {
 _ON_HAND = {"wrist", "hand", "gripper"}
 _OFF_HAND = {
     "exterior", "external", "scene", "front", "agentview", "third", "static", "base", "head", "top",
-    "overhead", "ego",
+    "overhead", "ego", "high",
 }  # fmt: skip
 _SIDES = {"left", "right"}
 
@@ -213,3 +213,60 @@ def quadrants(*keys: str) -> Tiles:
         raise ConfigError(f"quadrants take one to three views, got {len(keys)}: {', '.join(keys)}")
     top_left, bottom_left, top_right = (*keys, None, None)[:3]
     return ((top_left, top_right), (bottom_left, None))
+
+
+def layout_of(
+    names: Sequence[str],
+) -> tuple[Tiles, str, str | None, list[str]]:
+    """Return tiles, prompt, the prompt's published name, and questions about the cameras."""
+    words = {name: _words(name) for name in names}
+    on = [
+        name for name in names if words[name] & _ON_HAND and not words[name] & (_OFF_HAND - {"top"})
+    ]
+    off = [name for name in names if words[name] & _OFF_HAND and name not in on]
+    left = [name for name in names if "left" in words[name]]
+    right = [name for name in names if "right" in words[name]]
+    unsaid = [name for name in names if name not in on and name not in off]
+    asked = [
+        f"what does the camera {name!r} show? Its name does not say; the prompt calls it so"
+        for name in unsaid
+        if len(names) > 1
+    ]
+    if len(names) == 1:
+        prompt = "A single view video shows that a robot {task}"
+        return ((names[0],),), prompt, None, asked
+    if len(names) == 2 and len(on) == 1:
+        (wrist,) = on
+        (other,) = [name for name in names if name != wrist]
+        return ((other, wrist),), "", "TWO_VIEWS", [] if other in off else asked
+    if len(names) == 3 and len(on) == 2 and len(off) == 1:
+        hands = [[n for n in on if n in side] for side in (left, right)]
+        if all(len(hand) == 1 for hand in hands) and words[off[0]] & {"head", "high", "top", "ego"}:
+            return ((off[0], hands[1][0]), (hands[0][0], None)), "", "HEAD_AND_HANDS", asked
+    if len(names) == 3 and len(on) == 1 and len(off) == 2:
+        sides = [[n for n in off if n in side] for side in (left, right)]
+        if all(len(side) == 1 for side in sides):
+            return ((on[0],), (sides[0][0], sides[1][0])), "", "THREE_VIEWS", asked
+    return *_plain_tiles(names), None, asked
+
+
+def _plain_tiles(names: Sequence[str]) -> tuple[Tiles, str]:
+    """Return views in the dataset's order, and a sentence of one's own that says where each is."""
+    if len(names) == 2:
+        rows: Tiles = (tuple(names),)
+        places = ["left", "right"]
+    else:
+        padded: list[str | None] = [*names, *[None] * (len(names) % 2)]
+        rows = tuple((padded[i], padded[i + 1]) for i in range(0, len(padded), 2))
+        places = [
+            f"row {i // 2 + 1} {'left' if i % 2 == 0 else 'right'}" for i in range(len(names))
+        ]
+    told = ", ".join(
+        f"the {place} view shows the camera {name.replace('_', ' ')}"
+        for place, name in zip(places, names, strict=True)
+    )
+    prompt = (
+        "A multi-view video shows that a robot {task} The video is split into "
+        f"{len(names)} views: {told}. The robot {{task}}"
+    )
+    return rows, prompt

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import MAX_ACTION_DIM, MAX_STATE_DIM
+from dzrobot.embodiments.templates import Tiles, layout_of
 from dzrobot.errors import DatasetError, counted, preview, suggest
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data.column_mapping import frame_size
@@ -108,7 +109,7 @@ class RobotDraft:
     rows: int
     episodes: int
     views: tuple[DraftView, ...]
-    tiles: tuple[tuple[str | None, ...], ...]
+    tiles: Tiles
     prompt: str
     template: str | None
     """Name of the published template that ``prompt`` is, if it is one."""
@@ -165,7 +166,7 @@ def draft_robot(
     measured = _with_holds([_measured(part, states, rows, catalog.fps) for part in actions])
     kept, left_out = _narrowed(measured)
     views = tuple(_view(catalog, column) for column in _colored(catalog))
-    tiles, prompt, template, asked = _layout([view.name for view in views])
+    tiles, prompt, template, asked = layout_of([view.name for view in views])
     rate, rate_evidence = _rate(catalog, rows)
     horizon = max(8, 8 * round(_PLAN_S * (rate or catalog.fps) / 8))
     lengths = np.sort(catalog.episodes.length)
@@ -520,70 +521,6 @@ def _view(catalog: DatasetCatalog, column: str) -> DraftView:
     )
     name = re.sub(r"\s+", "_", column.rpartition("images.")[2])
     return DraftView(name=name, column=column, resolution=resolution, size=(height, width))
-
-
-_ON_HAND = {"wrist", "hand", "gripper", "eye_in_hand"}
-_OFF_HAND = {
-    "head", "top", "high", "front", "exterior", "external", "agentview", "scene", "overhead",
-    "side", "ego", "base", "third",
-}  # fmt: skip
-
-
-def _layout(
-    names: Sequence[str],
-) -> tuple[tuple[tuple[str | None, ...], ...], str, str | None, list[str]]:
-    """Return tiles, prompt, the prompt's published name, and questions about the cameras."""
-    words = {name: set(re.findall("[a-z]+", name.lower())) for name in names}
-    on = [
-        name for name in names if words[name] & _ON_HAND and not words[name] & (_OFF_HAND - {"top"})
-    ]
-    off = [name for name in names if words[name] & _OFF_HAND and name not in on]
-    left = [name for name in names if "left" in words[name]]
-    right = [name for name in names if "right" in words[name]]
-    unsaid = [name for name in names if name not in on and name not in off]
-    asked = [
-        f"what does the camera {name!r} show? Its name does not say; the prompt calls it so"
-        for name in unsaid
-        if len(names) > 1
-    ]
-    if len(names) == 1:
-        prompt = "A single view video shows that a robot {task}"
-        return ((names[0],),), prompt, None, asked
-    if len(names) == 2 and len(on) == 1:
-        (wrist,) = on
-        (other,) = [name for name in names if name != wrist]
-        return ((other, wrist),), "", "TWO_VIEWS", [] if other in off else asked
-    if len(names) == 3 and len(on) == 2 and len(off) == 1:
-        hands = [[n for n in on if n in side] for side in (left, right)]
-        if all(len(hand) == 1 for hand in hands) and words[off[0]] & {"head", "high", "top", "ego"}:
-            return ((off[0], hands[1][0]), (hands[0][0], None)), "", "HEAD_AND_HANDS", asked
-    if len(names) == 3 and len(on) == 1 and len(off) == 2:
-        sides = [[n for n in off if n in side] for side in (left, right)]
-        if all(len(side) == 1 for side in sides):
-            return ((on[0],), (sides[0][0], sides[1][0])), "", "THREE_VIEWS", asked
-    return *_plain_tiles(names), None, asked
-
-
-def _plain_tiles(names: Sequence[str]) -> tuple[tuple[tuple[str | None, ...], ...], str]:
-    """Return views in the dataset's order, and a sentence of one's own that says where each is."""
-    if len(names) == 2:
-        rows: tuple[tuple[str | None, ...], ...] = (tuple(names),)
-        places = ["left", "right"]
-    else:
-        padded: list[str | None] = [*names, *[None] * (len(names) % 2)]
-        rows = tuple((padded[i], padded[i + 1]) for i in range(0, len(padded), 2))
-        places = [
-            f"row {i // 2 + 1} {'left' if i % 2 == 0 else 'right'}" for i in range(len(names))
-        ]
-    told = ", ".join(
-        f"the {place} view shows the camera {name.replace('_', ' ')}"
-        for place, name in zip(places, names, strict=True)
-    )
-    prompt = (
-        "A multi-view video shows that a robot {task} The video is split into "
-        f"{len(names)} views: {told}. The robot {{task}}"
-    )
-    return rows, prompt
 
 
 def _rate(catalog: DatasetCatalog, rows: _Rows) -> tuple[float | None, str]:
