@@ -181,6 +181,27 @@ def frame_size(catalog: DatasetCatalog, column: str) -> tuple[int, int]:
     return sizes["h"], sizes["w"]
 
 
+def number_names(names: object, width: int) -> list[str] | None:
+    """Return the names of a column's numbers, whichever way ``info.json`` nests them.
+
+    None: it has none, or not one for each number.
+    """
+    found = list(_flat_names(names))
+    return found if len(found) == width and len(set(found)) == width else None
+
+
+def _flat_names(names: object) -> Iterator[str]:
+    if isinstance(names, Mapping):
+        # {"motors": [...]}, or {"x": 0, "y": 1}.
+        for key, value in names.items():
+            yield from [str(key)] if isinstance(value, int) else _flat_names(value)
+    elif isinstance(names, list | tuple):
+        for name in names:
+            yield from _flat_names(name)
+    elif names is not None:
+        yield str(names)
+
+
 def _vector(catalog: DatasetCatalog, part: Part) -> ColumnSource:
     kind = part.key.partition(".")[0]
     entry = _entry(catalog, kind, part.name)

@@ -19,7 +19,7 @@ from dzrobot.embodiments.spec import MAX_ACTION_DIM, MAX_STATE_DIM
 from dzrobot.embodiments.templates import Tiles, layout_of
 from dzrobot.errors import DatasetError, counted, preview, suggest
 from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.training.data.column_mapping import frame_size
+from dzrobot.training.data.column_mapping import frame_size, number_names
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
 
 Kind = Literal["absolute", "difference", "command", "still", "open"]
@@ -258,27 +258,6 @@ def _columns(catalog: DatasetCatalog, kind: str, given: Sequence[str]) -> list[s
             + f". Give --{kind} COLUMN ...; columns of numbers: {preview(vectors, 20) or 'none'}"
         )
     return found
-
-
-def number_names(names: object, width: int) -> list[str] | None:
-    """Return the names of a column's numbers, whichever way ``info.json`` nests them.
-
-    None: it has none, or not one for each number.
-    """
-    found = list(_flat(names))
-    return found if len(found) == width and len(set(found)) == width else None
-
-
-def _flat(names: object) -> Iterator[str]:
-    if isinstance(names, Mapping):
-        # {"motors": [...]}, or {"x": 0, "y": 1}.
-        for key, value in names.items():
-            yield from [str(key)] if isinstance(value, int) else _flat(value)
-    elif isinstance(names, list | tuple):
-        for name in names:
-            yield from _flat(name)
-    elif names is not None:
-        yield str(names)
 
 
 def group_of(name: str) -> str:
