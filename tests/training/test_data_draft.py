@@ -11,8 +11,8 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.training.data.column_mapping import number_names
-from dzrobot.training.data.draft import draft_robot, group_of
+from dzrobot.training.data.column_mapping import group_of, number_names
+from dzrobot.training.data.draft import draft_robot
 from dzrobot.training.data.draft_file import robot_file
 
 GROUPS = ["left_arm", "left_gripper", "right_arm", "right_gripper"]

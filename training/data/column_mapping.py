@@ -3,6 +3,7 @@
 And the other way round: a robot whose parts are the columns of a dataset, for its statistics.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -179,6 +180,25 @@ def frame_size(catalog: DatasetCatalog, column: str) -> tuple[int, int]:
     if not {"h", "w"} <= sizes.keys():
         raise DatasetError(f"{column}: the shape {feature} names no height and width")
     return sizes["h"], sizes["w"]
+
+
+_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("gripper", frozenset({"gripper", "jaw", "claw"})),
+    ("hand", frozenset({"hand", "finger", "thumb", "pinky", "effector"})),
+    ("base", frozenset({"base", "wheel", "wheels", "mobile", "chassis"})),
+    ("head", frozenset({"head", "neck"})),
+    ("torso", frozenset({"waist", "torso", "trunk"})),
+    ("leg", frozenset({"leg", "hip", "knee", "ankle"})),
+)
+
+
+def group_of(name: str) -> str:
+    """Return what part of a robot the name of a number speaks of, as ``left_arm``."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    words = set(re.findall("[a-z]+", spaced.lower()))
+    kind = next((kind for kind, known in _KINDS if words & known), "arm")
+    sides = [side for side in ("left", "right") if side in words]
+    return f"{sides[0]}_{kind}" if len(sides) == 1 else kind
 
 
 def number_names(names: object, width: int) -> list[str] | None:

@@ -19,7 +19,7 @@ from dzrobot.embodiments.spec import MAX_ACTION_DIM, MAX_STATE_DIM
 from dzrobot.embodiments.templates import Tiles, layout_of
 from dzrobot.errors import DatasetError, counted, preview, suggest
 from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.training.data.column_mapping import frame_size, number_names
+from dzrobot.training.data.column_mapping import frame_size, group_of, number_names
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
 
 Kind = Literal["absolute", "difference", "command", "still", "open"]
@@ -51,15 +51,6 @@ _LARGEST = 320
 """Pixels of the longer side of a view, as in the published robots."""
 
 _SIZE_STEP = 32
-
-_KINDS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("gripper", frozenset({"gripper", "jaw", "claw"})),
-    ("hand", frozenset({"hand", "finger", "thumb", "pinky", "effector"})),
-    ("base", frozenset({"base", "wheel", "wheels", "mobile", "chassis"})),
-    ("head", frozenset({"head", "neck"})),
-    ("torso", frozenset({"waist", "torso", "trunk"})),
-    ("leg", frozenset({"leg", "hip", "knee", "ankle"})),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,15 +249,6 @@ def _columns(catalog: DatasetCatalog, kind: str, given: Sequence[str]) -> list[s
             + f". Give --{kind} COLUMN ...; columns of numbers: {preview(vectors, 20) or 'none'}"
         )
     return found
-
-
-def group_of(name: str) -> str:
-    """Return what part of a robot the name of a number speaks of, as ``left_arm``."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    words = set(re.findall("[a-z]+", spaced.lower()))
-    kind = next((kind for kind, known in _KINDS if words & known), "arm")
-    sides = [side for side in ("left", "right") if side in words]
-    return f"{sides[0]}_{kind}" if len(sides) == 1 else kind
 
 
 def _parts(catalog: DatasetCatalog, column: str, rows: _Rows) -> Iterator[DraftPart]:
