@@ -15,9 +15,10 @@ from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
+from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.training.bench.document import BenchSettings, Measurement
-from dzrobot.training.bench.measuring import noise_format, record_noise
+from dzrobot.training.bench.measuring import noise_format, record_noise, timed
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,
@@ -109,13 +110,17 @@ def _of_records(records: Sequence[LogRecord]) -> list[Measurement]:
 
 
 def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measurement], list[str]]:
-    """Return the time to decode one sample's frames, and samples per second of the loader."""
+    """Return the times to decode and to prepare one sample's frames, and the loader's rate."""
     config, notes = asked_recipe(settings, folder)
     initial = open_initial_weights(config.model, config.runner.seed)
     data = open_datasets(config, initial.metadata).train
     decoding = Measurement(
         name="decode, one sample", unit="ms", better="less",
         values=tuple(_decode_ms(data, settings.repeats)),
+    )  # fmt: skip
+    preparing = Measurement(
+        name="prepare, one sample", unit="ms", better="less",
+        values=tuple(_prepare_ms(data, settings, augmented=config.data.augment)),
     )  # fmt: skip
     workers = config.data.num_workers
     options = LoaderOptions(num_workers=workers, prefetch_factor=config.data.prefetch_factor)
@@ -125,7 +130,7 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
         unit="samples/s", better="more",
         values=tuple(loader_rates(data, size, options, settings.repeats)),
     )  # fmt: skip
-    found = [decoding, loading]
+    found = [decoding, preparing, loading]
     if settings.lerobot is not None:
         found += beside_lerobot(data, settings.lerobot, settings.repeats)
     return found, notes
@@ -236,6 +241,21 @@ def _decode_ms(data: TrainingData, repeats: int) -> Iterator[float]:
         # The first ones open the files.
         if first:
             yield 1000 * (time.perf_counter() - start) / CLIPS
+
+
+def _prepare_ms(data: TrainingData, settings: BenchSettings, *, augmented: bool) -> Iterator[float]:
+    """Yield milliseconds in which the device makes one sample's frames images of the network."""
+    device = torch.device(settings.device)
+    (key,) = data.sample_keys(0, range(1), 1)
+    _, reader, window = data.locate(key.sample_id)
+    frames = reader.views(window).items()
+    views = {name: torch.from_numpy(images)[None].to(device) for name, images in frames}
+    draws = [draw_augmentation(0, 0)] if augmented else None
+    spent: list[float] = []
+    for _ in range(settings.repeats + 1):
+        with timed(spent, device):
+            encode_views(views, reader.embodiment, draws)
+    yield from (1000 * seconds for seconds in spent[1:])
 
 
 def loader_rates(
