@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -85,14 +86,20 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; what is written there replaces ``path`` in one step.
 
     The content is on the disk before it gets its name. If the block raises, ``path`` stays as it
     was and the temporary file is removed.
+
+    Args:
+        path: The file.
+        shared: Whether several processes may write it at once: each then has a temporary path of
+            its own, with the same ending, and the last one counts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}{TEMPORARY}")
+    name = f"{uuid.uuid4().hex}{TEMPORARY}{path.suffix}" if shared else f"{path.name}{TEMPORARY}"
+    temporary = path.with_name(name)
     remove(temporary)
     with undone_on_error(lambda: remove(temporary)):
         yield temporary

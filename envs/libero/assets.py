@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 
 from dzrobot.envs.mujoco.simulator import import_robosuite
 from dzrobot.errors import MissingDependencyError, SetupError, SimulatorError, find, preview
-from dzrobot.files import cache_folder, cached_in, write_text
+from dzrobot.files import cache_folder, cached_in, replacing, write_text
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
@@ -245,7 +244,12 @@ def _no_questions() -> Iterator[None]:
         "init_states": root / "init_files",
     }
     text = "".join(f"{name}: {path}\n" for name, path in paths.items())
-    _write_whole(folder / "config.yaml", text)
+    path = folder / "config.yaml"
+    with cached_in(folder, SetupError):
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            # Several workers start together.
+            with replacing(path, shared=True) as temporary:
+                temporary.write_text(text, encoding="utf-8")
     before = os.environ.get("LIBERO_CONFIG_PATH")
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
     try:
@@ -255,13 +259,3 @@ def _no_questions() -> Iterator[None]:
             del os.environ["LIBERO_CONFIG_PATH"]
         else:
             os.environ["LIBERO_CONFIG_PATH"] = before
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write at once, or not at all: several workers start together."""
-    with cached_in(path.parent, SetupError) as folder:
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as stream:
-            stream.write(text)
-        Path(stream.name).replace(path)

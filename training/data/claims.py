@@ -14,7 +14,6 @@ only where these agree, so that no row ever gets another row's picture:
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dzrobot.documents import read_json, read_json_lines
 from dzrobot.errors import DatasetError, counted, preview
+from dzrobot.files import replacing
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import (
     EPISODES_STATS_V2,
@@ -129,14 +129,12 @@ class Claims:
         return cls(first, known.faults, known.copies, known.notes)
 
     def _write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f"aside-{uuid.uuid4().hex}.json")
         first = {camera: row.tolist() for camera, row in self.first.items()}
         content = {
             "first": first, "faults": self.faults, "copies": self.copies, "notes": self.notes,
         }  # fmt: skip
-        temporary.write_text(json.dumps(content))
-        temporary.replace(file)
+        with replacing(file, shared=True) as temporary:
+            temporary.write_text(json.dumps(content))
 
 
 def _films(catalog: DatasetCatalog, camera: str) -> dict[str, list[int]]:

@@ -5,7 +5,6 @@ import itertools
 import json
 import logging
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import padded_actions
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, counted, find, preview
-from dzrobot.files import cache_folder, one_at_a_time
+from dzrobot.files import cache_folder, one_at_a_time, replacing
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.claims import Claims
@@ -432,6 +431,5 @@ class DatasetReader:
     def _list_windows(self, path: Path, excluded: Mapping[int, str]) -> None:
         timing = self.embodiment.timing
         table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
-        temporary = path.with_name(f"aside-{uuid.uuid4().hex}.npz")
-        table.save(temporary)
-        temporary.replace(path)
+        with replacing(path, shared=True) as temporary:
+            table.save(temporary)

@@ -8,7 +8,6 @@ each encoder and setting.
 """
 
 import hashlib
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
-from dzrobot.files import stand_in
+from dzrobot.files import replacing, stand_in
 
 Ints = NDArray[np.int64]
 
@@ -441,10 +440,8 @@ def _kept(path: Path, folder: Path | None, make: Callable[[], FrameTable]) -> Fr
         texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
         return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
     table = make()
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"aside-{uuid.uuid4().hex}.npz"
-    np.savez(temporary, **asdict(table))
-    temporary.replace(file)
+    with replacing(file, shared=True) as temporary:
+        np.savez(temporary, **asdict(table))
     return table
 
 

@@ -37,8 +37,8 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import Passport, passport_for
 from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions
 from dzrobot.policies.dreamzero.checkpoints.sources import (
-    TensorInfo,
     UnionSource,
+    ValuesSource,
     WeightSource,
 )
 from dzrobot.training.recipes.architecture import acting_plans, source_plans
@@ -107,7 +107,7 @@ def export_saved(
 
 
 @dataclass(frozen=True)
-class TrainedSource:
+class TrainedSource(ValuesSource):
     """The trained tensors, or their averages: each is gathered when it is read, none is kept.
 
     Collective: the main process reads within :meth:`shared`, the others call :meth:`share`.
@@ -118,25 +118,18 @@ class TrainedSource:
     layout: str = "tensors in training"
 
     @cached_property
-    def _values(self) -> dict[str, Tensor]:
+    def values(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        """The tensors by name, on the devices that hold them."""
         run = self.components
         values = run.optimizer.named if run.ema is None else run.ema.average
         return {canonical(DIT + name): tensor.detach() for name, tensor in values.items()}
 
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
-            for name, value in self._values.items()
-        }
-
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors on the host."""
         for name in names:
-            if isinstance(self._values[name], DTensor):
+            if isinstance(self.values[name], DTensor):
                 self.components.world.from_main(name)
-            yield name, _whole(self._values[name]).cpu()
+            yield name, _whole(self.values[name]).cpu()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -150,7 +143,7 @@ class TrainedSource:
         """Take part in what the main process reads, until it has read all that it wants."""
         nothing: str | None = None
         while (name := self.components.world.from_main(nothing)) is not None:
-            _whole(self._values[name])
+            _whole(self.values[name])
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The weights that a run starts from: files, and what is drawn for parts that are new."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +25,8 @@ from dzrobot.policies.dreamzero.checkpoints.lora import MergedSource
 from dzrobot.policies.dreamzero.checkpoints.names import CONDITIONS, is_adapter
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     RandomInitSource,
-    TensorInfo,
     UnionSource,
+    ValuesSource,
     WeightSource,
 )
 from dzrobot.policies.dreamzero.network.conditions import Condition
@@ -175,7 +175,7 @@ class NewAdapters(RandomInitSource):
 
 
 @dataclass(frozen=True)
-class NewConditions:
+class NewConditions(ValuesSource):
     """Encoders of a robot's own modalities, each as its own code initializes it.
 
     Equal seeds and encoders give equal weights, in every process.
@@ -190,7 +190,8 @@ class NewConditions:
     layout: str = "newly initialized encoders"
 
     @cached_property
-    def _values(self) -> dict[str, Tensor]:
+    def values(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        """The tensors by name."""
         found: dict[str, Tensor] = {}
         for key, condition in self.network.model.conditions.items():
             if not isinstance(condition, Condition):
@@ -201,16 +202,3 @@ class NewConditions:
                 made = condition.again()
             found |= {f"{CONDITIONS}{key}.{name}": v for name, v in made.state_dict().items()}
         return {name: found[name].float() for name in self.names}
-
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return shape and dtype of each."""
-        return {
-            name: TensorInfo(shape=tuple(value.shape), dtype=value.dtype, file=Path(self.origin))
-            for name, value in self._values.items()
-        }
-
-    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors."""
-        for name in names:
-            yield name, self._values[name]

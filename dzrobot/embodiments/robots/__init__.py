@@ -1,9 +1,33 @@
 """The built-in robots, one file each, and what their small variants have in common."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.spec import Embodiment, Part, starts_of
 from dzrobot.embodiments.timing import Timing
+
+
+def joined(
+    kind: Literal["state", "action"], feature: str, widths: Mapping[str, int], *, held: bool = False
+) -> tuple[Part, ...]:
+    """Return parts that lie one after the other in a column.
+
+    Args:
+        kind: What they are of.
+        feature: The column.
+        widths: Numbers of each part by its name, in the order of the column.
+        held: Whether they are measured from the state of the same name, which is also what holds
+            the robot still.
+    """
+    starts = starts_of(widths)
+    return tuple(
+        Part(
+            key=f"{kind}.{name}", feature=feature, dim=width, start=starts[name],
+            reference=f"state.{name}" if held else None, hold=f"state.{name}" if held else None,
+        )
+        for name, width in widths.items()
+    )  # fmt: skip
 
 
 def small(robot: Embodiment, tag: str, size: tuple[int, int]) -> Embodiment:

@@ -5,7 +5,8 @@ has no environment of it, and no recording of the robot was at hand: `dzrobot in
 whether yours has these columns.
 """
 
-from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View, starts_of
+from dzrobot.embodiments.robots import joined
+from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment, Part, View
 from dzrobot.embodiments.templates import PROMPTS, quadrants
 from dzrobot.embodiments.timing import Timing
 
@@ -21,9 +22,6 @@ WIDTHS = {
 }
 """Numbers of each part of the state, in the order of the column; the action's begin the same."""
 
-
-_STARTS = starts_of(WIDTHS)
-
 AGIBOT = Embodiment(
     tag="agibot",
     views=tuple(
@@ -36,22 +34,9 @@ AGIBOT = Embodiment(
         )
         for name in VIEWS
     ),
-    state=tuple(
-        Part(key=f"state.{name}", feature="observation.state", dim=width, start=_STARTS[name])
-        for name, width in WIDTHS.items()
-    ),
+    state=joined("state", "observation.state", WIDTHS),
     action=(
-        *(
-            Part(
-                key=f"action.{name}",
-                feature="action",
-                dim=width,
-                start=_STARTS[name],
-                reference=f"state.{name}",
-                hold=f"state.{name}",
-            )
-            for name, width in WIDTHS.items()
-        ),
+        *joined("action", "action", WIDTHS, held=True),
         # Forward and turning speed of the base: the one part that is not relative.
         Part(
             key="action.robot_velocity",

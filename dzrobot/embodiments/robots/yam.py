@@ -6,7 +6,8 @@ its converter, and of Ai2's recordings of the robot by their second names. This 
 environment of it, and no recording was at hand: `dzrobot inspect-data` says whether yours fits.
 """
 
-from dzrobot.embodiments.spec import Embodiment, Part, View, starts_of
+from dzrobot.embodiments.robots import joined
+from dzrobot.embodiments.spec import Embodiment, View
 from dzrobot.embodiments.templates import PROMPTS, quadrants
 from dzrobot.embodiments.timing import Timing
 
@@ -20,8 +21,6 @@ WIDTHS = {
 }
 """Numbers of each part, in the order of the column; state and action have the same."""
 
-_STARTS = starts_of(WIDTHS)
-
 YAM = Embodiment(
     tag="yam",
     views=tuple(
@@ -34,21 +33,8 @@ YAM = Embodiment(
         )
         for name in VIEWS
     ),
-    state=tuple(
-        Part(key=f"state.{name}", feature="observation.state", dim=width, start=_STARTS[name])
-        for name, width in WIDTHS.items()
-    ),
-    action=tuple(
-        Part(
-            key=f"action.{name}",
-            feature="action",
-            dim=width,
-            start=_STARTS[name],
-            reference=f"state.{name}",
-            hold=f"state.{name}",
-        )
-        for name, width in WIDTHS.items()
-    ),
+    state=joined("state", "observation.state", WIDTHS),
+    action=joined("action", "action", WIDTHS, held=True),
     tiles=quadrants(*(f"video.{name}_camera-images-rgb" for name in VIEWS)),
     prompt=PROMPTS["yam"],
     language_features=("annotation.task",),

@@ -201,13 +201,11 @@ def _opened(file: Path) -> Any:
         raise CheckpointError(diagnosed(file, reason)) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateDictSource:
-    """Tensors in memory, or of one unpickled file, mapped from disk where its format allows."""
+class ValuesSource:
+    """Tensors that a subclass has by name, as ``values``."""
 
     values: Mapping[str, Tensor]
-    origin: str = "memory"
-    layout: str = "state dict in memory"
+    origin: str
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -221,6 +219,15 @@ class StateDictSource:
         """Yield the named tensors."""
         for name in names:
             yield name, self.values[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDictSource(ValuesSource):
+    """Tensors in memory, or of one unpickled file, mapped from disk where its format allows."""
+
+    values: Mapping[str, Tensor]
+    origin: str = "memory"
+    layout: str = "state dict in memory"
 
 
 def open_pickled(file: Path) -> StateDictSource:
