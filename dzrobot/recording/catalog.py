@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from dzrobot.documents import parse_json, read_json, read_json_lines, validated
 from dzrobot.embodiments.spec import ActionAnchor
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.recording import formats
-from dzrobot.recording.episode_list import ListTable, read_table
+from dzrobot.recording.episode_list import ListTable, read_parquet, read_table
 from dzrobot.recording.folder import check_whole
 from dzrobot.recording.formats import (
     LONGEST_EPISODE,
@@ -26,6 +27,7 @@ from dzrobot.recording.formats import (
     EpisodeChoice,
     EpisodeFacts,
     EpisodeRow,
+    EpisodeStatistics,
     Info,
     Modality,
     TaskRow,
@@ -217,11 +219,6 @@ class DatasetCatalog:
         place = self.episodes.videos.get(camera)
         files = self.episodes.data_files if place is None else place.files
         return self._path("video", ordinal, files, camera)
-
-    def video_start_s(self, ordinal: int, camera: str) -> float:
-        """Return when the episode begins within its video file, in seconds."""
-        place = self.episodes.videos.get(camera)
-        return 0.0 if place is None else float(place.start_s[ordinal])
 
     def missing(self, cameras: Sequence[str]) -> dict[int, list[str]]:
         """Return, by ordinal, the files needed for ``cameras`` that are absent or empty."""
@@ -458,3 +455,22 @@ def _sizes(root: Path, templates: Sequence[str | None]) -> Iterator[tuple[str, i
                 folders.append(f"{name}/{entry.name}")
             elif S_ISREG(there.st_mode):
                 yield f"{name}/{entry.name}", there.st_size
+
+
+def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.float64]]:
+    """Return the mean color (3,), 0 to 1, of each episode, as far as the lists tell it."""
+    means: dict[int, Any] = {}
+    for path in own_files((catalog.root / formats.EPISODES_V3_FOLDER).glob("*/*.parquet")):
+        # Lists without statistics of images are usual.
+        with suppress(DatasetError):
+            table = read_parquet(path, ["episode_index", f"stats/{camera}/mean"])
+            means |= zip(*(column.to_pylist() for column in table.columns), strict=True)
+    path = catalog.root / formats.EPISODES_STATS_V2
+    if path.is_file():
+        for line in read_json_lines(path, EpisodeStatistics, DatasetError, appended=True):
+            means[line.episode_index] = line.stats.get(camera, {}).get("mean")
+    found = {number: np.ravel(np.array(mean, dtype=object)) for number, mean in means.items()}
+    return {
+        number: mean.astype(np.float64) for number, mean in found.items()
+        if len(mean) == 3 and all(isinstance(value, float | int) for value in mean)
+    }  # fmt: skip

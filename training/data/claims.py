@@ -14,28 +14,19 @@ only where these agree, so that no row ever gets another row's picture:
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from dzrobot.documents import read_json, read_json_lines
+from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.files import replacing
-from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.recording.formats import (
-    EPISODES_STATS_V2,
-    EPISODES_V3_FOLDER,
-    EpisodeStatistics,
-    own_files,
-)
+from dzrobot.recording.catalog import DatasetCatalog, listed_colors
 from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.films import FrameTable, Ints, mean_colors
@@ -406,27 +397,3 @@ def first_frame(catalog: DatasetCatalog, camera: str, ordinal: int) -> int:
     if faults := claims.faults.get(ordinal):
         raise DatasetError(f"{catalog.root}: {faults[0]}")
     return int(claims.first[camera][ordinal])
-
-
-def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.float64]]:
-    """Return the mean color (3,), 0 to 1, of each episode, as far as the lists tell it."""
-    means = dict(_listed_v3(catalog.root, camera))
-    path = catalog.root / EPISODES_STATS_V2
-    if path.is_file():
-        for line in read_json_lines(path, EpisodeStatistics, DatasetError, appended=True):
-            means[line.episode_index] = line.stats.get(camera, {}).get("mean")
-    found = {number: np.ravel(np.array(mean, dtype=object)) for number, mean in means.items()}
-    return {
-        number: mean.astype(np.float64) for number, mean in found.items()
-        if len(mean) == 3 and all(isinstance(value, float | int) for value in mean)
-    }  # fmt: skip
-
-
-def _listed_v3(root: Path, camera: str) -> Iterator[tuple[int, Any]]:
-    name = f"stats/{camera}/mean"
-    for path in own_files((root / EPISODES_V3_FOLDER).glob("*/*.parquet")):
-        try:
-            table = pq.read_table(path, columns=["episode_index", name], partitioning=None)
-        except (pa.ArrowException, OSError, ValueError):
-            continue  # Lists without statistics of images are usual.
-        yield from ((int(row["episode_index"]), row.get(name)) for row in table.to_pylist())

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from dzrobot.cluster import Cluster, Needs
 from dzrobot.errors import DatasetError
 from dzrobot.process import end_with_parent
+from dzrobot.recording.catalog import listed_colors
 from dzrobot.recording.checks import idle, is_blank
-from dzrobot.training.data.claims import ALIKE, listed_colors
+from dzrobot.training.data.claims import ALIKE
 from dzrobot.training.data.column_mapping import ColumnSource
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
