@@ -4,9 +4,10 @@ Each check yields problems: a dotted field, what is wrong and what to do. All ch
 start shows every mistake. Only small text files are read, and torch is not imported.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from dzrobot.errors import DzrobotError, suggest
 from dzrobot.importing import install, is_module_name, is_reference, module_exists
@@ -22,7 +23,7 @@ from dzrobot.training.recipes.check_inputs import (
     source_faults,
     weight_faults,
 )
-from dzrobot.training.sft_config import ParallelConfig, RunnerConfig, SFTConfig, uneven_batch
+from dzrobot.training.sft_config import DataConfig, RunnerConfig, SFTConfig, uneven_batch
 
 
 def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
@@ -34,14 +35,11 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_batch(config, world_size),
         *_schedule(config),
         *_layout(config, world_size),
-        *_copies(config.parallel),
-        *_recorded(config),
+        *_excluded(config),
         *weight_faults(config.model),
         *adapter_faults(config.model),
-        *_evaluation(config),
         *_distillation(config),
         *_view_dropout(config),
-        *_features(config),
         *_resume(config),
         *_packages(config),
         *_plugins(config),
@@ -52,10 +50,116 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     except DzrobotError as error:
         return [*faults, Problem("model.embodiment_tag", str(error))]
     faults += [*source_faults(config, sources), *relative_faults(config.model, sources)]
-    faults += [*_given(config, sources), *_dropped_views(config, sources), *_less_video(config)]
-    faults += _starts(config)
+    faults += [*_given(config, sources), *_dropped_views(config, sources)]
     faults += _measured(config, sources)
     return [*faults, *network_faults(config, sources)]
+
+
+class _Exclusion(NamedTuple):
+    """What fields of a recipe cannot be together."""
+
+    field: str
+    """The one that is named."""
+
+    holds: Callable[[SFTConfig], object]
+    """Whether it is so in a recipe."""
+
+    text: str
+    """What is wrong and what to do; fields of the recipe ``c`` are filled in."""
+
+
+_ALL_KEPT = "all blocks keep their activations when activation_checkpointing is 'none'"
+_PLAIN = "'blocks' copies weights of plain dtypes; leave it or {} out"
+_START_ROWS = DataConfig.model_fields["start_rows"].default
+
+_EXCLUSIONS = (
+    _Exclusion("optim.min_lr_ratio",
+               lambda c: c.optim.lr_scheduler == "constant" and c.optim.min_lr_ratio > 0,
+               "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'"),
+    _Exclusion("parallel.shard_size",
+               lambda c: c.parallel.shard_size is not None and c.parallel.strategy != "hsdp",
+               "only 'hsdp' has it, strategy is {c.parallel.strategy!r}; leave one out"),
+    _Exclusion("parallel.kept_blocks",
+               lambda c: c.parallel.kept_blocks and not _recomputes(c), _ALL_KEPT),
+    _Exclusion("parallel.fill_memory",
+               lambda c: c.parallel.fill_memory and not _recomputes(c), _ALL_KEPT),
+    _Exclusion("parallel.kept_blocks", lambda c: c.parallel.kept_blocks and c.parallel.fill_memory,
+               "parallel.fill_memory chooses the number; leave one of them out"),
+    _Exclusion("parallel.float8", lambda c: c.parallel.float8 and c.model.is_lora,
+               "the products of adapters are too small to gain from it; leave it out with "
+               "model.is_lora"),
+    _Exclusion("optim.moments", lambda c: c.parallel.cpu_offload and c.optim.moments == "8bit",
+               "'8bit' with parallel.cpu_offload: moments in host memory need no eight bits; "
+               "choose one of the two"),
+    _Exclusion("parallel.reduce_dtype",
+               lambda c: c.parallel.param_dtype == "fp32" and c.parallel.reduce_dtype == "bf16",
+               "'bf16' would round float32 gradients; choose fp32"),
+    _Exclusion("parallel.enable_gradient_accumulation",
+               lambda c: c.parallel.enable_gradient_accumulation == "replicas"
+               and c.parallel.strategy not in ("hsdp", "ddp"),
+               "'replicas' on strategy {c.parallel.strategy!r}, which has one copy of the weights; "
+               "choose auto, true or false, or strategy hsdp"),
+    _Exclusion("parallel.cuda_graphs",
+               lambda c: _records(c) and c.parallel.activation_checkpointing != "full",
+               "'blocks' records blocks together with their recomputation, and "
+               "activation_checkpointing is {c.parallel.activation_checkpointing!r}: choose full, "
+               "or none of both"),
+    _Exclusion("parallel.cuda_graphs", lambda c: _records(c) and c.parallel.float8,
+               _PLAIN.format("parallel.float8")),
+    _Exclusion("parallel.cuda_graphs", lambda c: _records(c) and c.model.lora_base != "full",
+               _PLAIN.format("model.lora_base")),
+    _Exclusion("runner.eval_interval",
+               lambda c: c.runner.eval_interval is not None and not c.data.holdout_episodes,
+               "needs held-out episodes: set data.holdout_episodes"),
+    _Exclusion("runner.rollout_interval",
+               lambda c: c.runner.rollout_interval is not None and c.runner.rollout_env is None,
+               "needs an environment: set runner.rollout_env"),
+    _Exclusion("data.pad_tail",
+               lambda c: c.data.pad_tail
+               and (c.data.sampling_mode == "multi_anchor" or c.data.frame_grid is not None),
+               "needs sampling_mode='aligned' and no frame_grid; the published walk pads nothing"),
+    _Exclusion("data.frame_grid",
+               lambda c: c.data.frame_grid is not None and c.data.sampling_mode == "aligned",
+               "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode "
+               "out"),
+    _Exclusion("distill.to_steps",
+               lambda c: c.distill.to_steps is None and c.distill.teacher_path is not None,
+               "is needed: how many solver steps the student takes"),
+    _Exclusion("model.action_only_ratio",
+               lambda c: c.distill.to_steps is not None and c.model.action_only_ratio,
+               "a teacher plans with its video; distill first, and train without video from the "
+               "student's checkpoint, or leave one of the two out"),
+    _Exclusion("model.action_only_video",
+               lambda c: c.model.action_only_video != "skip" and not c.model.action_only_ratio,
+               "has no meaning while model.action_only_ratio is 0; give a share, such as 0.25, or "
+               "leave it out"),
+    _Exclusion("data.start_rows",
+               lambda c: c.data.start_rows != _START_ROWS and not c.data.start_share,
+               "has no meaning while data.start_share is 0; give a share, such as 0.3, or leave "
+               "this out"),
+    _Exclusion("data.view_dropout", lambda c: c.data.view_dropout and not c.data.augment,
+               "is part of the augmentation: set data.augment=true"),
+    _Exclusion("data.cache_features", lambda c: c.data.cache_features and c.data.augment,
+               "stored latents cannot be augmented; set data.augment=false too, or leave it out"),
+    _Exclusion("data.cache_features",
+               lambda c: c.data.cache_features and c.data.on_corrupt != "refuse",
+               "needs every image to be readable: data.on_corrupt=refuse"),
+)  # fmt: skip
+"""What excludes each other within a recipe, whatever the devices and recordings are."""
+
+
+def _recomputes(config: SFTConfig) -> bool:
+    return config.parallel.activation_checkpointing != "none"
+
+
+def _records(config: SFTConfig) -> bool:
+    return config.parallel.cuda_graphs != "none"
+
+
+def _excluded(config: SFTConfig) -> Iterator[Problem]:
+    for one in _EXCLUSIONS:
+        if one.holds(config):
+            yield Problem(one.field, one.text.format(c=config))
 
 
 def _plugins(config: SFTConfig) -> Iterator[Problem]:
@@ -90,25 +194,6 @@ def _given(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem
                 f"{most} of the {horizon} actions of {source.embodiment.tag}: a robot that does "
                 f"not wait has at most {horizon // 2} steps for a plan; choose 0 to {horizon // 2}",
             )
-
-
-def _less_video(config: SFTConfig) -> Iterator[Problem]:
-    if config.model.action_only_video != "skip" and not config.model.action_only_ratio:
-        yield Problem(
-            "model.action_only_video",
-            "has no meaning while model.action_only_ratio is 0; give a share, such as 0.25, or "
-            "leave it out",
-        )
-
-
-def _starts(config: SFTConfig) -> Iterator[Problem]:
-    rows = type(config.data).model_fields["start_rows"].default
-    if config.data.start_rows != rows and not config.data.start_share:
-        yield Problem(
-            "data.start_rows",
-            "has no meaning while data.start_share is 0; give a share, such as 0.3, or leave this "
-            "out",
-        )
 
 
 def _dropped_views(config: SFTConfig, sources: Sequence[SourcePlan]) -> Iterator[Problem]:
@@ -157,11 +242,6 @@ def _schedule(config: SFTConfig) -> Iterator[Problem]:
             f"the schedule ends at {optim.total_training_steps}, before runner.max_steps={steps}; "
             "raise it, or leave it out",
         )
-    if optim.lr_scheduler == "constant" and optim.min_lr_ratio > 0:
-        yield Problem(
-            "optim.min_lr_ratio",
-            "has no meaning for lr_scheduler='constant'; leave it out or choose 'cosine'",
-        )
 
 
 def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
@@ -170,108 +250,21 @@ def _layout(config: SFTConfig, world_size: int) -> Iterator[Problem]:
         yield Problem(
             "parallel.strategy", f"'single' on {world_size} processes; choose fsdp, hsdp or ddp"
         )
-    if parallel.shard_size is not None and parallel.strategy != "hsdp":
-        yield Problem(
-            "parallel.shard_size",
-            f"only 'hsdp' has it, strategy is {parallel.strategy!r}; leave one out",
-        )
     if parallel.shard_size is not None and world_size % parallel.shard_size:
         yield Problem(
             "parallel.shard_size", f"{parallel.shard_size} does not divide {world_size} processes"
-        )
-    for name in ("kept_blocks", "fill_memory"):
-        if getattr(parallel, name) and parallel.activation_checkpointing == "none":
-            yield Problem(
-                f"parallel.{name}",
-                "all blocks keep their activations when activation_checkpointing is 'none'",
-            )
-    if parallel.kept_blocks and parallel.fill_memory:
-        yield Problem(
-            "parallel.kept_blocks", "parallel.fill_memory chooses the number; leave one of them out"
-        )
-    if parallel.float8 and config.model.is_lora:
-        yield Problem(
-            "parallel.float8",
-            "the products of adapters are too small to gain from it; leave it out with "
-            "model.is_lora",
-        )
-    if parallel.cpu_offload and config.optim.moments == "8bit":
-        yield Problem(
-            "optim.moments",
-            "'8bit' with parallel.cpu_offload: moments in host memory need no eight bits; choose "
-            "one of the two",
-        )
-    if parallel.param_dtype == "fp32" and parallel.reduce_dtype == "bf16":
-        yield Problem("parallel.reduce_dtype", "'bf16' would round float32 gradients; choose fp32")
-
-
-def _recorded(config: SFTConfig) -> Iterator[Problem]:
-    parallel = config.parallel
-    if parallel.cuda_graphs == "none":
-        return
-    if parallel.activation_checkpointing != "full":
-        yield Problem(
-            "parallel.cuda_graphs",
-            "'blocks' records blocks together with their recomputation, and "
-            f"activation_checkpointing is {parallel.activation_checkpointing!r}: choose full, or "
-            "none of both",
-        )
-    for name, is_used in (
-        ("parallel.float8", parallel.float8),
-        ("model.lora_base", config.model.lora_base != "full"),
-    ):
-        if is_used:
-            yield Problem(
-                "parallel.cuda_graphs",
-                f"'blocks' copies weights of plain dtypes; leave it or {name} out",
-            )
-
-
-def _copies(parallel: ParallelConfig) -> Iterator[Problem]:
-    puts_off = parallel.enable_gradient_accumulation == "replicas"
-    if puts_off and parallel.strategy not in ("hsdp", "ddp"):
-        yield Problem(
-            "parallel.enable_gradient_accumulation",
-            f"'replicas' on strategy {parallel.strategy!r}, which has one copy of the weights; "
-            "choose auto, true or false, or strategy hsdp",
-        )
-
-
-def _evaluation(config: SFTConfig) -> Iterator[Problem]:
-    if config.runner.eval_interval is not None and not config.data.holdout_episodes:
-        yield Problem("runner.eval_interval", "needs held-out episodes: set data.holdout_episodes")
-    if config.runner.rollout_interval is not None and config.runner.rollout_env is None:
-        yield Problem("runner.rollout_interval", "needs an environment: set runner.rollout_env")
-    data = config.data
-    if data.pad_tail and (data.sampling_mode == "multi_anchor" or data.frame_grid is not None):
-        yield Problem(
-            "data.pad_tail",
-            "needs sampling_mode='aligned' and no frame_grid; the published walk pads nothing",
-        )
-    if data.frame_grid is not None and data.sampling_mode == "aligned":
-        yield Problem(
-            "data.frame_grid",
-            "published grids are drawn by sampling_mode='multi_anchor'; leave sampling_mode out",
         )
 
 
 def _distillation(config: SFTConfig) -> Iterator[Problem]:
     distill = config.distill
     if distill.to_steps is None:
-        if distill.teacher_path is not None:
-            yield Problem("distill.to_steps", "is needed: how many solver steps the student takes")
         return
     if distill.from_steps <= distill.to_steps or distill.from_steps % distill.to_steps:
         yield Problem(
             "distill.from_steps",
             f"{distill.from_steps} is not a multiple of distill.to_steps={distill.to_steps} beyond "
             f"it; the next ones: {2 * distill.to_steps}, {3 * distill.to_steps}",
-        )
-    if config.model.action_only_ratio:
-        yield Problem(
-            "model.action_only_ratio",
-            "a teacher plans with its video; distill first, and train without video from the "
-            "student's checkpoint, or leave one of the two out",
         )
     if distill.teacher_path is not None:
         yield from missing_path("distill.teacher_path", distill.teacher_path)
@@ -290,22 +283,6 @@ def _view_dropout(config: SFTConfig) -> Iterator[Problem]:
             "data.view_dropout",
             f"{data.view_dropout} with dropped_views={list(data.dropped_views)}: give both, the "
             "share and the views that may be black, or neither",
-        )
-    if data.view_dropout and not data.augment:
-        yield Problem("data.view_dropout", "is part of the augmentation: set data.augment=true")
-
-
-def _features(config: SFTConfig) -> Iterator[Problem]:
-    if not config.data.cache_features:
-        return
-    if config.data.augment:
-        yield Problem(
-            "data.cache_features",
-            "stored latents cannot be augmented; set data.augment=false too, or leave it out",
-        )
-    if config.data.on_corrupt != "refuse":
-        yield Problem(
-            "data.cache_features", "needs every image to be readable: data.on_corrupt=refuse"
         )
 
 
