@@ -43,25 +43,6 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
-        "DzrobotError": "dzrobot.errors",
-        "Embodiment": "dzrobot.embodiments.spec",
-        "EpisodeWriter": "dzrobot.recording.writer",
-        "Gripper": "dzrobot.embodiments.spec",
-        "Part": "dzrobot.embodiments.spec",
-        "Policy": "dzrobot.policies.base",
-        "PolicyOptions": "dzrobot.policies.dreamzero.options",
-        "Timing": "dzrobot.embodiments.timing",
-        "View": "dzrobot.embodiments.spec",
-        "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
-        "evaluate": "dzrobot.rollout.evaluation.evaluate",
-        "load_embodiment": "dzrobot.embodiments.registry",
-        "run_episode": "dzrobot.rollout.episode",
-        "train": "dzrobot.training.run.launch",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)
 
 register_envs()

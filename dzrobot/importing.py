@@ -1,10 +1,12 @@
 """Names that are imported when they are used first, or because a user wrote ``module:name``."""
 
+import ast
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -21,28 +23,33 @@ from dzrobot.errors import (
 )
 
 
-def lazy_exports(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package whose names live in other modules.
 
-    Type checkers see the names through imports below ``if TYPE_CHECKING``; at run time a module is
-    loaded when one of its names is used first.
+    The imports below ``if TYPE_CHECKING`` say where: type checkers follow them, and at run time a
+    module is loaded when one of its names is used first.
 
     Args:
         package: The package's ``__name__``.
-        homes: Name -> module that defines it.
     """
 
+    @cache
+    def homes() -> dict[str, str]:
+        source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+        blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+        lines = [node for block in blocks for node in block.body]
+        imports = [node for node in lines if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
+
     def get(name: str) -> Any:
-        if name not in homes:
+        if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        value = getattr(importlib.import_module(homes()[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *homes()})
 
     return get, names
 

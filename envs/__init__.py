@@ -25,16 +25,4 @@ __all__ = [
     "observation_space",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "ActionConversion": "dzrobot.envs.conversions",
-        "AdaptedEnv": "dzrobot.envs.adapted",
-        "FrankaConfig": "dzrobot.envs.franka.franka_config",
-        "ImageConversion": "dzrobot.envs.conversions",
-        "PlainKeys": "dzrobot.envs.adapted",
-        "PointEnv": "dzrobot.envs.fakes",
-        "action_space": "dzrobot.envs.spaces",
-        "observation_space": "dzrobot.envs.spaces",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

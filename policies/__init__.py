@@ -29,17 +29,4 @@ __all__ = [
     "default_checkpoint",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Abilities": "dzrobot.policies.base",
-        "Ask": "dzrobot.policies.base",
-        "DreamZeroPolicy": "dzrobot.policies.dreamzero.policy",
-        "Plan": "dzrobot.policies.base",
-        "Policy": "dzrobot.policies.base",
-        "PolicyOptions": "dzrobot.policies.dreamzero.options",
-        "RemotePolicy": "dzrobot.policies.serving.remote_policy",
-        "Wrapper": "dzrobot.policies.wrapping",
-        "default_checkpoint": "dzrobot.policies.dreamzero.bundled",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -32,18 +32,4 @@ __all__ = [
     "write_tiny_checkpoint",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Draws": "dzrobot.training.data.sampler",
-        "Plugin": "dzrobot.training.run.plugin",
-        "RunView": "dzrobot.training.run.plugin",
-        "SamplerInputs": "dzrobot.training.data.mixture",
-        "Stream": "dzrobot.training.data.sampler",
-        "SFTConfig": "dzrobot.training.sft_config",
-        "load_recipe": "dzrobot.training.recipes.read",
-        "measure": "dzrobot.training.data.normalization",
-        "train": "dzrobot.training.run.launch",
-        "write_tiny_checkpoint": "dzrobot.policies.dreamzero.tiny",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

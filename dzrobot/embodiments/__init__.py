@@ -18,14 +18,4 @@ __all__ = [
     "load_embodiment",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Embodiment": "dzrobot.embodiments.spec",
-        "Gripper": "dzrobot.embodiments.spec",
-        "Part": "dzrobot.embodiments.spec",
-        "Timing": "dzrobot.embodiments.timing",
-        "View": "dzrobot.embodiments.spec",
-        "load_embodiment": "dzrobot.embodiments.registry",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

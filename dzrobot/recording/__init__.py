@@ -18,11 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeWriter", "VideoCodec", "consolidate"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "EpisodeWriter": "dzrobot.recording.writer",
-        "VideoCodec": "dzrobot.recording.media",
-        "consolidate": "dzrobot.recording.packing",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -46,31 +46,4 @@ __all__ = [
     "run_episode",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Comparison": "dzrobot.rollout.evaluation.comparison",
-        "EpisodeResult": "dzrobot.rollout.episode",
-        "EpisodeRules": "dzrobot.rollout.protocol",
-        "EvalProgress": "dzrobot.rollout.evaluation.evaluate",
-        "EvalSpec": "dzrobot.rollout.protocol",
-        "EvaluationRequest": "dzrobot.rollout.evaluation.planning",
-        "Opened": "dzrobot.rollout.evaluation.planning",
-        "PROTOCOLS": "dzrobot.rollout.protocol",
-        "EvaluationPlan": "dzrobot.rollout.evaluation.planning",
-        "PolicySpec": "dzrobot.rollout.policy_spec",
-        "Protocol": "dzrobot.rollout.protocol",
-        "Results": "dzrobot.rollout.evaluation.comparison",
-        "RunOptions": "dzrobot.rollout.evaluation.planning",
-        "compare": "dzrobot.rollout.evaluation.comparison",
-        "conclude": "dzrobot.rollout.evaluation.evaluate",
-        "evaluate": "dzrobot.rollout.evaluation.evaluate",
-        "merge": "dzrobot.rollout.evaluation.evaluate",
-        "open_plan": "dzrobot.rollout.evaluation.planning",
-        "plan": "dzrobot.rollout.evaluation.planning",
-        "prepare": "dzrobot.rollout.evaluation.planning",
-        "read_results": "dzrobot.rollout.evaluation.comparison",
-        "run": "dzrobot.rollout.evaluation.evaluate",
-        "run_episode": "dzrobot.rollout.episode",
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

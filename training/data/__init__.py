@@ -62,15 +62,5 @@ __all__ = [
     "read_batches",
 ]
 
-_DATASET = ("DatasetReader", "EpisodeSelection", "ReaderOptions")
-_MIXTURE = ("SampleKey", "SourceSpec", "TrainingData")
-
 # Batches are of torch; what a recording holds is read without it, on a robot's machine too.
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        **dict.fromkeys(__all__, "dzrobot.training.data.loader"),
-        **dict.fromkeys(_DATASET, "dzrobot.training.data.dataset"),
-        **dict.fromkeys(_MIXTURE, "dzrobot.training.data.mixture"),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)
