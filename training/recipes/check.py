@@ -15,7 +15,6 @@ from dzrobot.policies.dreamzero.checkpoints.hub import step_path, steps_beside
 from dzrobot.training.recipes.architecture import SourcePlan, source_plans
 from dzrobot.training.recipes.check_inputs import (
     Problem,
-    adapter_faults,
     missing_path,
     mixture_faults,
     network_faults,
@@ -37,7 +36,6 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
         *_layout(config, world_size),
         *_excluded(config),
         *weight_faults(config.model),
-        *adapter_faults(config.model),
         *_distillation(config),
         *_view_dropout(config),
         *_resume(config),
@@ -70,6 +68,7 @@ class _Exclusion(NamedTuple):
 
 _ALL_KEPT = "all blocks keep their activations when activation_checkpointing is 'none'"
 _PLAIN = "'blocks' copies weights of plain dtypes; leave it or {} out"
+_FULL = "is set, but is_lora is false: full training has no adapters; choose one"
 _START_ROWS = DataConfig.model_fields["start_rows"].default
 
 _EXCLUSIONS = (
@@ -108,6 +107,14 @@ _EXCLUSIONS = (
                _PLAIN.format("parallel.float8")),
     _Exclusion("parallel.cuda_graphs", lambda c: _records(c) and c.model.lora_base != "full",
                _PLAIN.format("model.lora_base")),
+    _Exclusion("model.lora_rank", lambda c: c.model.lora_rank is not None and not c.model.is_lora,
+               _FULL),
+    _Exclusion("model.lora_alpha",
+               lambda c: c.model.lora_alpha is not None and not c.model.is_lora, _FULL),
+    _Exclusion("model.lora_base",
+               lambda c: c.model.lora_base != "full" and not c.model.is_lora, _FULL),
+    _Exclusion("model.is_lora", lambda c: c.model.is_lora and c.model.random_init,
+               "adapters on random weights train nothing useful; start from a checkpoint"),
     _Exclusion("runner.eval_interval",
                lambda c: c.runner.eval_interval is not None and not c.data.holdout_episodes,
                "needs held-out episodes: set data.holdout_episodes"),

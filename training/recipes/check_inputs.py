@@ -342,24 +342,6 @@ def _checkpoint(model: ModelConfig, path: str) -> Iterator[Problem]:
         )
 
 
-def adapter_faults(model: ModelConfig) -> Iterator[Problem]:
-    """Yield adapter settings that do not go with the kind of training."""
-    if not model.is_lora:
-        base = None if model.lora_base == "full" else model.lora_base
-        given = {"lora_rank": model.lora_rank, "lora_alpha": model.lora_alpha, "lora_base": base}
-        for name, value in given.items():
-            if value is not None:
-                yield Problem(
-                    f"model.{name}",
-                    "is set, but is_lora is false: full training has no adapters; choose one",
-                )
-    elif model.random_init:
-        yield Problem(
-            "model.is_lora",
-            "adapters on random weights train nothing useful; start from a checkpoint",
-        )
-
-
 def network_faults(config: SFTConfig, sources: list[SourcePlan]) -> Iterator[Problem]:
     """Yield where the network of the run does not fit its robots."""
     try:
