@@ -86,7 +86,7 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+def replacing(path: Path, *, derived: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; what is written there replaces ``path`` in one step.
 
     The content is on the disk before it gets its name. If the block raises, ``path`` stays as it
@@ -94,16 +94,20 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
     Args:
         path: The file.
-        shared: Whether several processes may write it at once: each then has a temporary path of
-            its own, with the same ending, and the last one counts.
+        derived: Whether it can be made again, as files of a cache. Several processes may then write
+            it at once, each at a temporary path of its own with the same ending, and nothing waits
+            for the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = f"{uuid.uuid4().hex}{TEMPORARY}{path.suffix}" if shared else f"{path.name}{TEMPORARY}"
+    name = f"{uuid.uuid4().hex}{TEMPORARY}{path.suffix}" if derived else f"{path.name}{TEMPORARY}"
     temporary = path.with_name(name)
     remove(temporary)
     with undone_on_error(lambda: remove(temporary)):
         yield temporary
-        move(temporary, path)
+        if derived:
+            temporary.replace(path)
+        else:
+            move(temporary, path)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

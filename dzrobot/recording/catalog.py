@@ -460,7 +460,7 @@ def _sizes(root: Path, templates: Sequence[str | None]) -> Iterator[tuple[str, i
 def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.float64]]:
     """Return the mean color (3,), 0 to 1, of each episode, as far as the lists tell it."""
     means: dict[int, Any] = {}
-    for path in own_files((catalog.root / formats.EPISODES_V3_FOLDER).glob("*/*.parquet")):
+    for path in formats.own_files((catalog.root / formats.EPISODES_V3_FOLDER).glob("*/*.parquet")):
         # Lists without statistics of images are usual.
         with suppress(DatasetError):
             table = read_parquet(path, ["episode_index", f"stats/{camera}/mean"])

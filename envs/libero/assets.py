@@ -248,7 +248,7 @@ def _no_questions() -> Iterator[None]:
     with cached_in(folder, SetupError):
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             # Several workers start together.
-            with replacing(path, shared=True) as temporary:
+            with replacing(path, derived=True) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     before = os.environ.get("LIBERO_CONFIG_PATH")
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)

@@ -124,7 +124,7 @@ class Claims:
         content = {
             "first": first, "faults": self.faults, "copies": self.copies, "notes": self.notes,
         }  # fmt: skip
-        with replacing(file, shared=True) as temporary:
+        with replacing(file, derived=True) as temporary:
             temporary.write_text(json.dumps(content))
 
 

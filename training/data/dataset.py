@@ -431,5 +431,5 @@ class DatasetReader:
     def _list_windows(self, path: Path, excluded: Mapping[int, str]) -> None:
         timing = self.embodiment.timing
         table = build_windows(self.catalog.episodes.length, timing, self._labels, excluded)
-        with replacing(path, shared=True) as temporary:
+        with replacing(path, derived=True) as temporary:
             table.save(temporary)

@@ -440,7 +440,7 @@ def _kept(path: Path, folder: Path | None, make: Callable[[], FrameTable]) -> Fr
         texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
         return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
     table = make()
-    with replacing(file, shared=True) as temporary:
+    with replacing(file, derived=True) as temporary:
         np.savez(temporary, **asdict(table))
     return table
 
