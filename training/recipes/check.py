@@ -33,8 +33,8 @@ def find_faults(config: SFTConfig, world_size: int) -> list[Problem]:
     faults = [
         *_batch(config, world_size),
         *_schedule(config),
-        *_layout(config, world_size),
         *_excluded(config),
+        *_layout(config, world_size),
         *weight_faults(config.model),
         *_distillation(config),
         *_view_dropout(config),
