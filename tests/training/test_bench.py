@@ -396,7 +396,7 @@ def test_what_cannot_run_lerobot_is_said(noise, tmp_path):
 def test_compiled_blocks_are_compared_with_eager_ones(train_root, tmp_path):
     settings = BenchSettings(
         parts=("policy",), repeats=2, checkpoint=str(train_root / "tiny"), compile=True,
-        embodiment=train_worlds.ROBOT.tag,
+        embodiment="train_worlds:ROBOT",
     )  # fmt: skip
     found = {one.name: one for one in measure_policy(settings, tmp_path)[0]}
     assert len(found["window, compiled over eager"].values) == settings.repeats
