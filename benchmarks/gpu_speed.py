@@ -27,8 +27,8 @@ from networks import random_network
 
 from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.graphs import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
-from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.recorded_blocks import recordable_devices
 from dzrobot.policies.dreamzero.network.session import (
     InferenceRequest,

@@ -4,7 +4,7 @@ import argparse
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError, find
-from dzrobot.policies.dreamzero.loose import LooseWeights
+from dzrobot.policies.dreamzero.options import LooseWeights
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
 _DTYPES = ("float32", "bfloat16", "float16")

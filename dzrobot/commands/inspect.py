@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import counted, preview
-from dzrobot.policies.dreamzero.loose import LooseWeights
+from dzrobot.policies.dreamzero.options import LooseWeights
 
 if TYPE_CHECKING:
     from rich.table import Table

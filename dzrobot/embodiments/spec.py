@@ -200,7 +200,7 @@ class Part:
     # Features and resumed runs are keyed by the robot's repr; other encoders have other weights.
     encoder: str | None = field(default=None, repr=False)
     """A modality of its own: what makes a condition of these state numbers, written
-    ``module:Name``; see :mod:`dzrobot.policies.dreamzero.network.conditions`. None: the numbers
+    ``module:Name``; see :mod:`dzrobot.policies.dreamzero.network.dit`. None: the numbers
     belong to the state vector."""
 
     def __post_init__(self) -> None:

@@ -40,9 +40,9 @@ from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
+from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
-from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded

@@ -6,7 +6,7 @@ made from them moves the robot at random.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from dzrobot.code_identity import package_code
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.embodiments.templates import PROMPTS
 from dzrobot.errors import find
@@ -172,7 +173,7 @@ def write_new_checkpoint(target: Path, embodiment: Embodiment, content: NewCheck
         if content.recipe is not None:
             recipe = dict(content.recipe)
             passport = passport_for(embodiment, statistics, content.config, recipe=recipe)
-            write_passport(folder, passport)
+            write_passport(folder, replace(passport, code=(package_code(),)))
     return target
 
 

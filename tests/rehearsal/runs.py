@@ -19,8 +19,8 @@ from dzrobot.policies.dreamzero.network.config import GenerateOptions, NetworkCo
 from dzrobot.policies.dreamzero.network.diffusion import DiffusionNoise
 from dzrobot.policies.dreamzero.network.distillation import StepDistillation
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.graphs import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
-from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     InferenceRequest,

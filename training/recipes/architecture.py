@@ -13,8 +13,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import Timing, frame_grid, walk_offsets
 from dzrobot.errors import CheckpointError, ConfigError
-from dzrobot.policies.dreamzero.loose import LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
+from dzrobot.policies.dreamzero.options import LooseWeights
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig, SourceConfig
 
 CONFIG_FILE = "config.json"

@@ -29,8 +29,8 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     ValuesSource,
     WeightSource,
 )
-from dzrobot.policies.dreamzero.network.conditions import Condition
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.dit import Condition
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource
 from dzrobot.rng import torch_seed

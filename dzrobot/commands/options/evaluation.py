@@ -20,8 +20,7 @@ from dzrobot.commands.options.policy import (
 )
 from dzrobot.declared import declared
 from dzrobot.errors import ConfigError, UnknownNameError, suggest
-from dzrobot.policies.dreamzero.loose import LooseWeights
-from dzrobot.policies.dreamzero.options import ServerDecides
+from dzrobot.policies.dreamzero.options import LooseWeights, ServerDecides
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.environment import OperatorOptions
 from dzrobot.rollout.evaluation.evaluate import EvaluationSession, Log, Logger, unlogged

@@ -9,7 +9,7 @@ from typing import Any
 from dzrobot.cluster import LOCAL, ClusterOptions
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.loose import LooseWeights
+from dzrobot.policies.dreamzero.options import LooseWeights
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.websocket import read_key
 

@@ -45,8 +45,8 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.shards import SHARD_BYTES, ShardOptions, written_whole
 from dzrobot.policies.dreamzero.checkpoints.sources import WeightSource, renamed
-from dzrobot.policies.dreamzero.loose import LOOSE, LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.options import LOOSE, LooseWeights
 
 Layout = Literal["directory", "full_weights", "dcp", "peft"]
 

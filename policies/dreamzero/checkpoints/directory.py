@@ -53,8 +53,8 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     open_pickled,
     open_safetensors,
 )
-from dzrobot.policies.dreamzero.loose import LOOSE, LooseWeights
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.options import LOOSE, LooseWeights
 from dzrobot.yaml_values import LARGEST, read_yaml
 
 Base = str | Path | Sequence[str | Path]

@@ -39,8 +39,8 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
 from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
 from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
 from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
-from dzrobot.policies.dreamzero.network.conditions import attach
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.dit import attach
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import Offloader, is_offloaded, plan_offload
@@ -95,7 +95,7 @@ def build_network(
     Args:
         config: Sizes.
         text_encoder: Whether it has its prompt encoder.
-        conditions: Modalities of the robot's own; see :mod:`~.network.conditions`.
+        conditions: Modalities of the robot's own; see :mod:`~.network.dit`.
 
     Raises:
         CheckpointError: No network has such sizes.

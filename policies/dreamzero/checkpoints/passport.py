@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dzrobot.code_identity import CodeIdentity, package_code
+from dzrobot.code_identity import CodeIdentity
 from dzrobot.documents import read_bytes, read_json, validated
 from dzrobot.embodiments.registry import EMBODIMENTS, description_of
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
@@ -145,7 +145,7 @@ def passport_for(
     base: str | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Passport:
-    """Return the passport of a network that runs, or is trained, as described."""
+    """Return the passport of a network that runs, or is trained, as described; names no code."""
     trained = TrainedEmbodiment(
         state_dim=embodiment.state_dim,
         action_dim=embodiment.action_dim,
@@ -162,7 +162,6 @@ def passport_for(
         frame_size=config.target_size or embodiment.image_size,
         base=base,
         transforms=TRANSFORM_VERSION,
-        code=(package_code(),),
         recipe=dict(recipe or {}),
     )
 

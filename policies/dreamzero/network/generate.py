@@ -26,13 +26,13 @@ from dzrobot.policies.dreamzero.network.diffusion import (
     step_plan,
 )
 from dzrobot.policies.dreamzero.network.dit import Controls, Prompting, StepInputs
-from dzrobot.policies.dreamzero.network.layers import ContextKV
-from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, compact
-from dzrobot.policies.dreamzero.network.prompt_batches import (
+from dzrobot.policies.dreamzero.network.graphs import (
     PromptBatch,
     prompt_batches,
     step_batches,
 )
+from dzrobot.policies.dreamzero.network.layers import ContextKV
+from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, compact
 from dzrobot.policies.dreamzero.network.session import (
     CallInputs,
     CallOutputs,

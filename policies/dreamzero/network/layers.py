@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from dzrobot.policies.dreamzero.network.attention import Attention, attend
+from dzrobot.policies.dreamzero.network.attention import Attention, TokenLayout, attend
 from dzrobot.policies.dreamzero.network.config import DiTConfig
-from dzrobot.policies.dreamzero.network.pattern import TokenLayout
 
 _BASE = 10000.0
 

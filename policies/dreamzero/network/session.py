@@ -261,7 +261,7 @@ class SessionCache:
 
     prompt_key: tuple[int, ...] | None = None
     keys_values: dict[int, KVCache] = field(default_factory=dict)
-    """Keys and values of every batch, by its number; see :class:`.prompt_batches.PromptBatch`."""
+    """Keys and values of every batch, by its number; see :class:`.graphs.PromptBatch`."""
 
     image_PE: Tensor | None = None
     """Embedding of the first frame."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from dzrobot.policies.dreamzero.network.attention import AttentionPattern, TokenLayout, dense_mask
 from dzrobot.policies.dreamzero.network.dit import (
     CausalDiT,
     Controls,
@@ -14,7 +15,6 @@ from dzrobot.policies.dreamzero.network.dit import (
     TrainInputs,
 )
 from dzrobot.policies.dreamzero.network.layers import spread
-from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout, dense_mask
 from dzrobot.policies.dreamzero.network.session import KVCache
 from golden_kinds.configs import dit_config
 from golden_kinds.registry import Golden, Results, checker, exact, relative_l2

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from dzrobot.policies.dreamzero.network.attention import train_attention
-from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout, dense_mask
+from dzrobot.policies.dreamzero.network.attention import (
+    AttentionPattern,
+    TokenLayout,
+    dense_mask,
+    train_attention,
+)
 
 CPU = torch.device("cpu")
 

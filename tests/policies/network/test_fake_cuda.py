@@ -11,13 +11,16 @@ from rehearsal.operators import OperatorCounter
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.modality.video import draw_augmentation, encode_views
-from dzrobot.policies.dreamzero.network.attention import train_attention
+from dzrobot.policies.dreamzero.network.attention import (
+    AttentionPattern,
+    TokenLayout,
+    train_attention,
+)
 from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.layers import Block, Conditioning, Context, Rope
-from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
-from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     InferenceRequest,

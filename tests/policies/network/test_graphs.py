@@ -15,8 +15,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.graphs import Graphs
-from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
+from dzrobot.policies.dreamzero.network.graphs import Graphs, prompt_batches
 from dzrobot.policies.dreamzero.network.session import SessionCache
 from dzrobot.policies.dreamzero.network.vae import Decoding
 from dzrobot.policies.dreamzero.options import PolicyOptions

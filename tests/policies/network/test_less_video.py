@@ -6,14 +6,17 @@ import pytest
 import torch
 
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.network.attention import train_attention
+from dzrobot.policies.dreamzero.network.attention import (
+    AttentionPattern,
+    TokenLayout,
+    train_attention,
+)
 from dzrobot.policies.dreamzero.network.config import GenerateOptions
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.diffusion import NoiseShape, draw_noise
 from dzrobot.policies.dreamzero.network.dit import TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.pattern import AttentionPattern, TokenLayout
-from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
+from dzrobot.policies.dreamzero.network.graphs import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     SessionCache,

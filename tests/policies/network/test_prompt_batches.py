@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dzrobot.errors import ConfigError
 from dzrobot.policies.dreamzero.network.generate import predict
-from dzrobot.policies.dreamzero.network.prompt_batches import prompt_batches
+from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.session import (
     InferenceNoise,
     Prompt,

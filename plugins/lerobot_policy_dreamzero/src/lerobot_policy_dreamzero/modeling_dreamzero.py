@@ -12,6 +12,7 @@ from lerobot.configs import PreTrainedConfig
 from lerobot.policies import PreTrainedPolicy
 from torch import Tensor
 
+from dzrobot.code_identity import package_code
 from dzrobot.errors import CheckpointError, ConfigError, SessionError
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     Checkpoint,
@@ -147,6 +148,7 @@ class LeRobotDreamZeroPolicy(PreTrainedPolicy):
         # Adapters were merged when the weights were loaded.
         config = replace(config, head=replace(config.head, train_architecture="full"))
         passport = passport_for(self._robot, self._pipeline.statistics, config)
+        passport = replace(passport, code=(package_code(),))
         own = self._checkpoint.own_passport
         if own is not None:
             passport = replace(
