@@ -17,7 +17,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
     Checkpoint,
     open_checkpoint,
 )
-from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
+from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_deferring_text
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     PASSPORT_FILE,
     check_compatible,
@@ -26,7 +26,11 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     recorded_robots,
 )
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
-from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.prompt import (
+    DEFAULT_TOKENIZER,
+    PromptFiles,
+    PromptTokenizer,
+)
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import Quantization, WeightOptions
@@ -44,6 +48,9 @@ class PolicyParts:
 
     tokenizer: PromptTokenizer
     """What turns prompts into tokens."""
+
+    prompt_files: PromptFiles | None = None
+    """Where embeddings of prompts are kept from start to start; None: nowhere."""
 
     source: str
     """Where the weights come from, for records."""
@@ -95,7 +102,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         wanted = replace(wanted, tokenizer=prompts.fingerprint)
         check_passport(checkpoint.passport, wanted, str(checkpoint.path))
     target = torch.device(device)
-    network = load_network(
+    network, files = load_deferring_text(
         checkpoint,
         LoadOptions(
             device=target,
@@ -111,6 +118,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         network=network,
         pipeline=Pipeline(robot, statistics),
         tokenizer=prompts,
+        prompt_files=files,
         source=str(checkpoint.path if path_or_repo is checkpoint else path_or_repo),
         quantize=weights.quantize,
         negative=_copy(network, weights.cfg_device),

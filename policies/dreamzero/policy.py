@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, SessionError, preview
-from dzrobot.modality.window import Observation, read_observation
+from dzrobot.modality.window import Observation, prompt_of, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
     Abilities,
@@ -132,7 +133,7 @@ class DreamZeroPolicy(Policy):
                 "(model.action_only_ratio): its actions may be worse, so measure them",
                 self.options.video,
             )
-        self._embeddings = PromptCache()
+        self._embeddings = PromptCache(files=parts.prompt_files)
         self._episodes: dict[str, SessionState] = {}
         self._evicted: set[str] = set()
         self._unreset_told = False
@@ -220,6 +221,21 @@ class DreamZeroPolicy(Policy):
             encodes=True,
         )
 
+    def prepare(self, instructions: Sequence[str]) -> None:
+        """Embed ``instructions``, so that they may be given at any step of an episode.
+
+        An instruction is otherwise embedded when an episode begins with it. One that is new on this
+        machine takes as long as reading the prompt encoder does.
+
+        Raises:
+            CheckpointError: The weights of the prompt encoder can no longer be read.
+            ModalityError: One is not an instruction.
+        """
+        for text in instructions:
+            prompt = self._requests.prompt(prompt_of(text, self.embodiment))
+            encoder = self._network.require_text_encoder
+            self._embeddings.embed(encoder, prompt.ids_N[None], prompt.mask_N[None])
+
     @property
     def sessions(self) -> tuple[str, ...]:
         """Return the open sessions."""
@@ -277,7 +293,7 @@ class DreamZeroPolicy(Policy):
 
     def footprint(self, session: str) -> Footprint:
         """Return the memory that ``session`` takes, and what is left on the network's device."""
-        return footprint(self._open(session), self._network.device)
+        return footprint(self._open(session), self._network)
 
     def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> Action:
         """Return the next action (A,) float32; to be called once per step of the robot.
@@ -496,6 +512,9 @@ class DreamZeroPolicy(Policy):
             )
             for name, observation in zip(names, given, strict=True)
         ]
+        for name, seen in zip(names, frames, strict=True):
+            if name not in new:
+                self._check_instruction(name, seen[-1])
         self._open_all(new)
         if new and not self._unreset_told:
             self._unreset_told = True
@@ -509,6 +528,20 @@ class DreamZeroPolicy(Policy):
         for episode, seen in zip(episodes, frames, strict=True):
             episode.see(seen)
         return episodes
+
+    def _check_instruction(self, session: str, seen: Observation) -> None:
+        """Raise SessionError where the prompt encoder would have to be read between two steps."""
+        text, before = str(seen[self.embodiment.language]), self._episodes[session].instruction
+        if before in (None, text) or not self._network.is_text_deferred:
+            return
+        prompt = self._requests.prompt(prompt_of(text, self.embodiment))
+        if not self._embeddings.knows(prompt.ids_N[None], prompt.mask_N[None]):
+            raise SessionError(
+                f"the instruction of session {session!r} became {shorten(text)} during an episode, "
+                "and it is new on this machine: its prompt encoder is not read while a robot "
+                f"moves. Call reset({session!r}) first, or prepare([...]) with all instructions "
+                "before the episode"
+            )
 
     def _open(self, session: str) -> SessionState:
         check_session(session)

@@ -59,12 +59,17 @@ class Requests:
             images_THW3=encoded["images"],
             state_SM=encoded["state"],
             conditions=tuple(encoded["conditions"].values()),
-            prompt=self._prompt(encoded["prompt"]),
-            negative=self._prompt(encoded["negative_prompt"]) if self._guided else None,
+            prompt=self.prompt(encoded["prompt"]),
+            negative=self.prompt(encoded["negative_prompt"]) if self._guided else None,
             noise=self._noise(episode),
         )
 
-    def _prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str) -> Prompt:
+        """Return the tokens of ``text``.
+
+        Raises:
+            CheckpointError: The network knows fewer tokens than the tokenizer.
+        """
         if text not in self._prompts:
             ids, mask = self._tokenizer([text])
             if int(ids.max()) >= self._config.text.vocab:

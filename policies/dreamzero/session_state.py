@@ -15,6 +15,7 @@ from dzrobot.modality.window import Observation, Window, stacked
 from dzrobot.policies.base import RECENT, Ask, Footprint, Leftover, Plan, frame_offsets, reads_next
 from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.session import SessionCache
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 
 
 class SessionState:
@@ -56,6 +57,11 @@ class SessionState:
     def needs_plan(self) -> bool:
         """Return whether no planned action is left."""
         return not self._pending
+
+    @property
+    def instruction(self) -> str | None:
+        """Return the newest instruction; None before the first plan."""
+        return str(self._seen[-1][self._embodiment.language]) if self.chunks else None
 
     def see(self, frames: Sequence[Observation]) -> None:
         """Take in what :func:`read_observation` let through: one frame, or a stack's."""
@@ -126,11 +132,13 @@ class Ticket(Ask):
 _MEMORY = Path("/proc/meminfo")
 
 
-def footprint(episode: SessionState, device: torch.device) -> Footprint:
-    """Return the bytes that ``episode`` holds and that are free on ``device``.
+def footprint(episode: SessionState, network: WorldActionModel) -> Footprint:
+    """Return the bytes that ``episode`` holds and that are free on the device of ``network``.
 
-    Shared prompt embeddings are not counted: they stay however many sessions there are.
+    Room for the prompt encoder is not free while it is still to be loaded. Shared prompt embeddings
+    are not counted: they stay however many sessions there are.
     """
+    device = network.device
     if device.type == "cuda":
         # What torch keeps for itself but does not use is as good as free.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -138,7 +146,7 @@ def footprint(episode: SessionState, device: torch.device) -> Footprint:
     else:
         free = _available()
     taken = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(episode))
-    return Footprint(session=taken, free=free)
+    return Footprint(session=taken, free=max(0, free - network.deferred_bytes))
 
 
 def _tensors(episode: SessionState) -> Iterator[Tensor]:

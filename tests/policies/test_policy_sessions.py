@@ -246,11 +246,60 @@ def test_reset_of_one_session_leaves_the_others(policy, libero):
 
 
 def test_new_instruction_forgets_the_past(policy, libero):
+    policy.prepare(["open the top drawer"])
     policy.infer(observe(libero, 0, 0))
     changed = {**observe(libero, 0, 1), libero.language: "open the top drawer"}
     given = policy.infer(changed)["actions"]
     fresh = policy.infer(changed, session="fresh")["actions"]
     np.testing.assert_array_equal(given, fresh)
+
+
+def acts(policy, libero, steps=3):
+    """Return the actions of an episode's first plans."""
+    return [policy.infer(observe(libero, 0, step))["actions"] for step in range(steps)]
+
+
+def test_the_prompt_encoder_is_read_once_on_a_machine(tiny, libero, tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    first = policy_of(tiny, libero)
+    deferred = first._network.is_text_deferred
+    wanted = acts(first, libero)
+    second = policy_of(tiny, libero)
+    found = acts(second, libero)
+    assert (deferred, first._network.is_text_deferred) == (True, False)
+    assert second._network.is_text_deferred
+    assert second._network.text_encoder is None
+    np.testing.assert_array_equal(found, wanted)
+    # What is there may be used where nothing can be written, and its lack does no harm.
+    (tmp_path / "cache" / "prompts").chmod(0o500)
+    lean = policy_of(tiny, libero)
+    np.testing.assert_array_equal(acts(lean, libero), wanted)
+    assert lean._network.is_text_deferred
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "file"))
+    np.testing.assert_array_equal(acts(policy_of(tiny, libero), libero), wanted)
+
+
+def test_the_prompt_encoder_is_not_read_between_two_steps(tiny, libero, tmp_path, monkeypatch):
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path))
+    acts(policy_of(tiny, libero), libero, 1)
+    changed = {**observe(libero, 0, 1), libero.language: "open the top drawer"}
+    policy = policy_of(tiny, libero)
+    policy.infer(observe(libero, 0, 0))
+    with pytest.raises(SessionError, match="'open the top drawer' during an episode"):
+        policy.infer(changed)
+    assert policy._network.is_text_deferred
+    # The session stands where it stood.
+    twin = policy_of(tiny, libero)
+    twin.infer(observe(libero, 0, 0))
+    seen = observe(libero, 0, 1)
+    np.testing.assert_array_equal(policy.infer(seen)["actions"], twin.infer(seen)["actions"])
+    policy.reset()
+    wanted = policy.infer(changed)["actions"]
+    assert not policy._network.is_text_deferred
+    assert policy._network.deferred_bytes == 0
+    twin.prepare(["open the top drawer"])
+    np.testing.assert_array_equal(twin.infer(changed)["actions"], wanted)
 
 
 def test_history_matters(policy, libero):

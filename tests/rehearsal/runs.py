@@ -238,9 +238,9 @@ def rehearse_chunks(plan: ChunkSetup) -> dict[int, Rehearsal]:
     :func:`rehearse_prompt`.
     """
     prompts = SessionCache().prompts
-    encoder = inference_network(plan).require_text_encoder()
+    network = inference_network(plan)
     for token in (1, 2):
-        prompts.embed(encoder, *_row(_tokens(plan, token)))
+        prompts.embed(network.require_text_encoder, *_row(_tokens(plan, token)))
     # What a process makes once and keeps, the first run makes.
     small = replace(plan, network=with_layers(plan.network, 1))
     _chunks(small, SessionCache(prompts=prompts))
@@ -253,7 +253,7 @@ def rehearse_prompt(plan: ChunkSetup) -> Rehearsal:
 
     def encode(counter: OperatorCounter) -> None:
         with counter.stage("prompt"):
-            SessionCache().prompts.embed(model.require_text_encoder(), *_row(_tokens(plan, 1)))
+            SessionCache().prompts.embed(model.require_text_encoder, *_row(_tokens(plan, 1)))
 
     return rehearse(encode)
 

@@ -26,11 +26,11 @@ from dzrobot.errors import DatasetError
 from dzrobot.files import explained, move
 from dzrobot.modality.window import prompt_of
 from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
+from dzrobot.policies.dreamzero.checkpoints.load import filled_text_encoder, text_weights
 from dzrobot.policies.dreamzero.checkpoints.names import TEXT
 from dzrobot.policies.dreamzero.checkpoints.shards import save_tensors
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, WeightSource
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, TextConfig
-from dzrobot.policies.dreamzero.network.keymap import entries
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding, PromptTokenizer, TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import EncodedImages, WorldActionModel
 from dzrobot.progress import progress_bar
@@ -220,15 +220,8 @@ def load_text_encoder(
 ) -> TextEncoder:
     """Return the frozen prompt encoder alone."""
     with torch.device("meta"):
-        encoder = TextEncoder(config)
-    encoder.to(dtype).to_empty(device=device)
-    table = {TEXT + entry.official: entry for entry in entries(encoder)}
-    state = encoder.state_dict()
-    with torch.no_grad():
-        for name, tensor in source.stream(table):
-            for target, piece in table[name].split(tensor):
-                state[target].copy_(piece)
-    return encoder.eval().requires_grad_(requires_grad=False)
+        encoder = TextEncoder(config).to(dtype)
+    return filled_text_encoder(encoder, text_weights(source), device)
 
 
 _log = logging.getLogger(__name__)

@@ -137,7 +137,7 @@ def _file_digest(file: Path) -> str:
         raise CheckpointError(f"cannot read {file}: {error.strerror}; copy it again") from error
 
 
-def weights_hash(source: WeightSource) -> str:
+def weights_hash(source: WeightSource, *, read: bool = True) -> str:
     """Return the SHA-256 that names weights by every byte of their files; empty without files.
 
     Of one file it is what ``sha256sum FILE`` says; of several, what ``sha256sum FILES | sha256sum``
@@ -145,13 +145,17 @@ def weights_hash(source: WeightSource) -> str:
     yet: neither ``SHA256SUMS`` beside it, nor the hub's cache, which names files by it, nor an
     earlier call on this machine.
 
+    Args:
+        source: The weights.
+        read: Whether such files are read; else the result is empty where one would have to be.
+
     Raises:
         CheckpointError: A file cannot be read.
     """
-    return files_hash(_weight_files(source))
+    return files_hash(_weight_files(source), read=read)
 
 
-def files_hash(files: Iterable[Path]) -> str:
+def files_hash(files: Iterable[Path], *, read: bool = True) -> str:
     """Return the hash of files as :func:`weights_hash` makes it; empty without files.
 
     Raises:
@@ -162,6 +166,8 @@ def files_hash(files: Iterable[Path]) -> str:
         return ""
     known = {path: digest for path in paths if (digest := _known_digest(path))}
     unknown = [path for path in paths if path not in known]
+    if unknown and not read:
+        return ""
     if size := sum(path.stat().st_size for path in unknown):
         say = _log.warning if size > _MUCH else _log.info
         say("reading %.1f GB of weights for their hash, once on this machine", size / 1e9)

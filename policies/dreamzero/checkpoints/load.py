@@ -6,8 +6,9 @@ target dtype. Host memory therefore holds one shard at a time, never the whole m
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from dzrobot.embodiments.spec import Part
 from dzrobot.errors import CheckpointError, ConfigError, counted, preview
-from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint
+from dzrobot.files import cache_folder
+from dzrobot.policies.dreamzero.checkpoints.checksums import fingerprint, weights_hash
 from dzrobot.policies.dreamzero.checkpoints.coldstart import (
     find_components,
     has_components,
@@ -32,18 +34,25 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
 )
 from dzrobot.policies.dreamzero.checkpoints.names import (
     DIT,
+    TEXT,
     canonical,
     conditions_of,
     is_adapter,
 )
 from dzrobot.policies.dreamzero.checkpoints.passport import recorded_base
-from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, UnionSource, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    TensorInfo,
+    UnionSource,
+    WeightSource,
+    renamed,
+)
 from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.dit import attach
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
+from dzrobot.policies.dreamzero.network.prompt import PromptFiles, TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.offload import Offloader, is_offloaded, plan_offload
+from dzrobot.policies.dreamzero.offload import Offloader, plan_offload
 from dzrobot.policies.dreamzero.options import Adapters, Quantization
 from dzrobot.policies.dreamzero.quantize import check_quantization, quantize_block
 
@@ -165,6 +174,22 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
         ConfigError: Less memory is given than it takes, or weights cannot be quantized so.
         MissingDependencyError: They are to be quantized, and torchao is not installed.
     """
+    network, _ = load_deferring_text(checkpoint, options)
+    network.require_text_encoder()
+    return network
+
+
+def load_deferring_text(
+    checkpoint: Checkpoint, options: LoadOptions
+) -> tuple[WorldActionModel, PromptFiles]:
+    """Return what :func:`load_network` does, and where embeddings of prompts are kept.
+
+    The prompt encoder is checked like all else, and the memory that is given has room for it, but
+    its weights are read when a prompt needs it.
+
+    Raises:
+        CheckpointError, ConfigError, MissingDependencyError: As :func:`load_network`.
+    """
     device, quantize = torch.device(options.device), options.quantize
     if quantize is not None:
         check_quantization(quantize, device, options.dtype)
@@ -185,31 +210,93 @@ def load_network(checkpoint: Checkpoint, options: LoadOptions) -> WorldActionMod
         plan = plan_offload(network, options.dtype, options.memory, quantize)
         _LOG.info("%s", plan.describe())
         waiting = plan.modules(network)
-    network.to(options.dtype)
+    offload = _offload_to(device, waiting)
+    text = network.to(options.dtype).require_text_encoder()
+    of_text = text_weights(source)
+
+    def load_text() -> TextEncoder:
+        _LOG.info("reading the prompt encoder: a prompt is new on this machine")
+        loaded = filled_text_encoder(text, of_text, device, on_host=set(waiting))
+        offload(loaded)
+        return loaded
+
     on_host = set(waiting)
+    network.defer_text_encoder(load_text, _resident_bytes(text, on_host))
     if quantize is not None:
         on_host.update(network.model.blocks.modules())
-    for module in network.modules():
-        _give_memory(module, torch.device("cpu") if module in on_host else device)
+    _give_memory(network, device, on_host)
     fill_network(network, source)
-    offloader = Offloader(device)
     if quantize is not None:
         for block in network.model.blocks:
             quantize_block(block.to(device), quantize)
             # Back at once: all blocks together may be more than the device holds.
-            offloader.offload([part for part in block.modules() if part in waiting])
-    offloader.offload([part for part in waiting if not is_offloaded(part)])
-    return network.eval().requires_grad_(requires_grad=False)
+            offload(block)
+    offload(network)
+    files = PromptFiles(
+        folder=cache_folder() / "prompts", weights=partial(weights_hash, of_text),
+        config=checkpoint.config.text, dtype=options.dtype, device=device,
+    )  # fmt: skip
+    return network.eval().requires_grad_(requires_grad=False), files
 
 
-def _give_memory(module: nn.Module, device: torch.device) -> None:
-    """Give the weights of ``module`` itself memory; what they hold is left open.
+def _offload_to(device: torch.device, waiting: Sequence[nn.Module]) -> Callable[[nn.Module], None]:
+    """Return what leaves those of ``waiting`` on the host that lie in a module."""
+    if not waiting:
+        return lambda _: None
+    offloader, left = Offloader(device), set(waiting)
+
+    def offload(root: nn.Module) -> None:
+        inside = [part for part in root.modules() if part in left]
+        left.difference_update(inside)
+        offloader.offload(inside)
+
+    return offload
+
+
+def _resident_bytes(root: nn.Module, on_host: Container[nn.Module]) -> int:
+    """Return the bytes of the weights of ``root`` that stay on the device."""
+    return sum(
+        weight.nbytes
+        for module in root.modules()
+        if module not in on_host
+        for weight in module.parameters(recurse=False)
+    )
+
+
+def text_weights(source: WeightSource) -> WeightSource:
+    """Return the weights of the prompt encoder, under its own names."""
+    return renamed(source, lambda name: name[len(TEXT) :] if name.startswith(TEXT) else None)
+
+
+def filled_text_encoder(
+    encoder: TextEncoder, weights: WeightSource, device: torch.device,
+    on_host: Container[nn.Module] = (),
+) -> TextEncoder:  # fmt: skip
+    """Return the prompt encoder with its weights, not to be trained.
+
+    Args:
+        encoder: On the meta device, in its dtype.
+        weights: From :func:`text_weights`.
+        device: Where they go.
+        on_host: Modules whose weights go to the host instead.
+    """
+    _give_memory(encoder, device, on_host)
+    fill_network(encoder, weights)
+    return encoder.eval().requires_grad_(requires_grad=False)
+
+
+def _give_memory(root: nn.Module, device: torch.device, on_host: Container[nn.Module]) -> None:
+    """Give all weights memory, those of ``on_host`` on the host; what they hold is left open.
 
     ``Module.to_empty`` does so by an operator of the meta device that loads sympy.
     """
-    module._apply(  # type: ignore[no-untyped-call]
-        lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device), recurse=False
-    )
+    host = torch.device("cpu")
+    for module in root.modules():
+        place = host if module in on_host else device
+        module._apply(  # type: ignore[no-untyped-call]
+            lambda weight, place=place: torch.empty(weight.shape, dtype=weight.dtype, device=place),
+            recurse=False,
+        )
 
 
 def complete_source(

@@ -488,9 +488,10 @@ class _Call:
         rows = []
         for session, prompt in zip(self.sessions, prompts, strict=True):
             if prompt.rows_NE is None:
-                encoder = self.model.require_text_encoder()
                 # Looked up on the host: what was embedded before needs nothing of the device.
-                found = session.prompts.embed(encoder, prompt.ids_N[None], prompt.mask_N[None])
+                found = session.prompts.embed(
+                    self.model.require_text_encoder, prompt.ids_N[None], prompt.mask_N[None]
+                )
                 rows.append(found)
             else:
                 rows.append(prompt.rows_NE[None].to(self._device))

@@ -11,27 +11,33 @@ Shapes: B prompts, L tokens with padding, N rows, D or E width of the embedding.
 
 import hashlib
 import html
+import logging
 import math
+import os
+import platform
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import ftfy
 import torch
 from torch import Tensor, nn
 
-from dzrobot.documents import read_json
+from dzrobot.documents import read_bytes, read_json
 from dzrobot.errors import CheckpointError
-from dzrobot.files import refuse_stand_ins
+from dzrobot.files import TEMPORARY, move, refuse_stand_ins, remove, undone_on_error
 from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.layers import embedding
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 # With an offset on the scores, cuDNN's backward pass can give NaN where keys % 128 is 64.
 _ROW_STEP = 128
@@ -365,48 +371,155 @@ class TextEncoder(nn.Module):
         return nn.functional.pad(hidden_BLD, (0, 0, 0, ids_BL.shape[1] - length))
 
 
+Tokens = tuple[int, ...]
+"""Those of a prompt, without padding."""
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFiles:
+    """Embeddings of prompts on disk, one file each, without the text or its tokens.
+
+    The name of a file is a hash of all that the embedding depends on: tokens, weights and sizes of
+    the encoder, what computes it and in which dtype. It begins with a hash of its name and content,
+    so one that is cut short, changed or renamed is not used.
+    """
+
+    folder: Path
+    """Where they lie; need not be there, and need not be writable."""
+
+    weights: Callable[..., str]
+    """Returns the hash of the encoder's weights; with ``read=False``, empty where that is not known
+    without reading them. Empty as well where they lie in no file."""
+
+    config: TextConfig
+    dtype: torch.dtype
+    device: torch.device
+    """Where the encoder runs, and where the rows go."""
+
+    def find(self, tokens: Tokens) -> Tensor | None:
+        """Return the rows (N, E) of a prompt, on the device; None: they are not there."""
+        weights = self.weights(read=False)
+        if not weights:
+            return None
+        path = self._path(tokens, weights)
+        size = len(tokens) * self.config.dim * self.dtype.itemsize
+        try:
+            content = read_bytes(path, CheckpointError, largest=_DIGEST_BYTES + size)
+        except CheckpointError:
+            return None
+        digest, rows = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if len(rows) != size or digest != _digest(path, rows):
+            _log.warning("%s is damaged, or another file: the embedding is made again", path)
+            return None
+        found = torch.frombuffer(bytearray(rows), dtype=self.dtype)
+        return found.reshape(len(tokens), self.config.dim).to(self.device)
+
+    def keep(self, tokens: Tokens, rows_NE: Tensor) -> None:
+        """Write the rows of a prompt; where that is refused, they are made again next time."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Large weights are not read for a hash that nothing can be kept under.
+            if not os.access(self.folder, os.W_OK) or not (weights := self.weights(read=True)):
+                return
+            path = self._path(tokens, weights)
+            rows = rows_NE.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            # A name of its own: another process may be writing the same prompt.
+            scratch = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
+            with undone_on_error(lambda: remove(scratch)):
+                scratch.write_bytes(_digest(path, rows) + rows)
+                move(scratch, path)
+        except OSError as error:
+            _log.info("an embedding is not kept in %s: %s", self.folder, error)
+
+    def _path(self, tokens: Tokens, weights: str) -> Path:
+        # Other kernels, and other numbers of threads, may round the last bit differently.
+        by = (
+            torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} "
+            f"{torch.get_num_threads()}"
+        )
+        about = weights, self.config, self.dtype, by, torch.get_float32_matmul_precision()
+        key = hashlib.sha256(repr((*about, torch.__version__, tokens)).encode())
+        return self.folder / key.hexdigest()
+
+
+def _digest(path: Path, rows: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + rows).digest()
+
+
 class PromptCache:
     """Embeddings of the prompts seen last, by their token ids.
 
     Belongs to whoever asks for the embeddings, never to the network. Use one cache per encoder.
     """
 
-    def __init__(self, capacity: int = 64) -> None:
-        """Keep at most ``capacity`` prompts, the least recently used one leaving first."""
-        self._capacity = capacity
-        self._rows: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+    def __init__(self, capacity: int = 64, files: PromptFiles | None = None) -> None:
+        """Keep at most ``capacity`` prompts, the least recently used one leaving first.
+
+        Args:
+            capacity: Prompts in memory.
+            files: Where all are kept on disk; None: nowhere.
+        """
+        self._capacity, self._files = capacity, files
+        self._rows: OrderedDict[Tokens, Tensor] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of prompts kept."""
+        """Return the number of prompts in memory."""
         return len(self._rows)
 
-    def embed(self, encoder: TextEncoder, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Return what ``encoder`` makes of the prompts, (B, L, D), computing only unseen ones.
+    def knows(self, ids_BL: Tensor, mask_BL: Tensor) -> bool:
+        """Return whether the prompts have been embedded before, here or on this machine."""
+        return all(self._found(key) is not None for key in _keys(ids_BL, mask_BL))
+
+    def embed(self, encoder: Callable[[], TextEncoder], ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """Return the embeddings (B, L, D) of prompts, computing only unknown ones.
 
         Ids and mask lie on the host best: they are looked at there.
+
+        Args:
+            encoder: Returns the encoder; called only where a prompt is not known.
+            ids_BL: Token ids, int64, prompts first and padding after.
+            mask_BL: 1 or True on the prompt's tokens.
         """
-        rows, mask_rows = ids_BL.tolist(), mask_BL.tolist()
-        keys = [
-            tuple(token for token, kept in zip(row, kept_row, strict=True) if kept)
-            for row, kept_row in zip(rows, mask_rows, strict=True)
-        ]
-        unseen = {key: i for i, key in enumerate(keys) if key not in self._rows}
-        found = {key: self._rows[key] for key in keys if key in self._rows}
+        keys = _keys(ids_BL, mask_BL)
+        found = {key: rows for key in keys if (rows := self._found(key)) is not None}
+        unseen = {key: i for i, key in enumerate(keys) if key not in found}
         # One prompt at a time: its embedding must not depend on which prompts came with it.
         for key, i in unseen.items():
             # Tensors made in inference mode could not be used in training later.
             with torch.inference_mode(False), torch.no_grad():
-                embedded_LD = encoder(ids_BL[i : i + 1].clone(), mask_BL[i : i + 1].clone())[0]
+                embedded_LD = encoder()(ids_BL[i : i + 1].clone(), mask_BL[i : i + 1].clone())[0]
                 found[key] = embedded_LD[: len(key)].clone()
-        self._remember(found)
+            if self._files is not None:
+                self._files.keep(key, found[key])
+        for key, rows in found.items():
+            self._remember(key, rows)
         length = ids_BL.shape[1]
         return torch.stack(
             [nn.functional.pad(found[key], (0, 0, 0, length - len(key))) for key in keys]
         )
 
-    def _remember(self, rows: dict[tuple[int, ...], Tensor]) -> None:
-        for key, row in rows.items():
-            self._rows[key] = row
-            self._rows.move_to_end(key)
+    def _found(self, key: Tokens) -> Tensor | None:
+        if key not in self._rows and self._files is not None:
+            with torch.inference_mode(False):
+                rows = self._files.find(key)
+            if rows is not None:
+                self._remember(key, rows)
+        return self._rows.get(key)
+
+    def _remember(self, key: Tokens, rows: Tensor) -> None:
+        self._rows[key] = rows
+        self._rows.move_to_end(key)
         while len(self._rows) > self._capacity:
             self._rows.popitem(last=False)
+
+
+def _keys(ids_BL: Tensor, mask_BL: Tensor) -> list[Tokens]:
+    """Return the tokens of each prompt, without padding."""
+    return [
+        tuple(token for token, kept in zip(row, kept_row, strict=True) if kept)
+        for row, kept_row in zip(ids_BL.tolist(), mask_BL.tolist(), strict=True)
+    ]

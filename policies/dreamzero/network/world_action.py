@@ -195,6 +195,25 @@ class WorldActionModel(nn.Module):
         self.text_encoder = TextEncoder(config.text) if text_encoder else None
         self.image_encoder = ImageEncoder(config.image)
         self.vae = Vae(config.vae)
+        self.deferred_bytes = 0
+        """What the prompt encoder will take on the device; 0 where it is there, or left out."""
+
+        self._load_text: Callable[[], TextEncoder] | None = None
+
+    def defer_text_encoder(self, load: Callable[[], TextEncoder], device_bytes: int) -> None:
+        """Leave out the prompt encoder until a prompt needs it.
+
+        Args:
+            load: Returns it.
+            device_bytes: What it will take on the device.
+        """
+        self.text_encoder, self._load_text = None, load
+        self.deferred_bytes = device_bytes
+
+    @property
+    def is_text_deferred(self) -> bool:
+        """Return whether the prompt encoder is still to be loaded."""
+        return self._load_text is not None
 
     @property
     def device(self) -> torch.device:
@@ -222,11 +241,15 @@ class WorldActionModel(nn.Module):
         return PromptEmbedding(rows_BNE, tuple(mask_BN.sum(dim=1).tolist()))
 
     def require_text_encoder(self) -> TextEncoder:
-        """Return the prompt encoder.
+        """Return the prompt encoder, loaded at the first call where that was left for later.
 
         Raises:
+            CheckpointError: Its weights can no longer be read.
             ConfigError: The network was built without it.
         """
+        if self._load_text is not None:
+            self.text_encoder, self._load_text = self._load_text(), None
+            self.deferred_bytes = 0
         if self.text_encoder is None:
             raise ConfigError(
                 "this network was built without its prompt encoder; give prompt embeddings, or "

@@ -1,6 +1,9 @@
 """Prompt embeddings: exact savings, masks, cache and tokenizer."""
 
 import copy
+import os
+from dataclasses import replace
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.prompt import (
     PromptCache,
     PromptEmbedding,
+    PromptFiles,
     PromptTokenizer,
     TextEncoder,
     clean,
@@ -22,11 +26,14 @@ from dzrobot.policies.dreamzero.network.prompt import (
 LENGTHS = (19, 8, 1, 40)
 
 
+CONFIG = TextConfig(vocab=90, dim=16, dim_attn=16, dim_ffn=24, num_heads=4, num_layers=2)
+WHOLE_NUMBERS = (torch.int16, torch.int32, torch.int64)
+
+
 @pytest.fixture(scope="module")
 def encoder():
     torch.manual_seed(0)
-    config = TextConfig(vocab=90, dim=16, dim_attn=16, dim_ffn=24, num_heads=4, num_layers=2)
-    return TextEncoder(config).eval().requires_grad_(requires_grad=False)
+    return TextEncoder(CONFIG).eval().requires_grad_(requires_grad=False)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +82,13 @@ def test_cut_prompts_end_where_the_shortest_does(encoder, prompts):
 def test_cache_is_exact_whatever_comes_together(encoder, prompts):
     ids, mask = prompts
     cache, other = PromptCache(), PromptCache()
-    together = cache.embed(encoder, ids, mask)
-    again = torch.cat([other.embed(encoder, ids[i : i + 1], mask[i : i + 1]) for i in (3, 2, 1, 0)])
+    together = cache.embed(lambda: encoder, ids, mask)
+    again = torch.cat(
+        [other.embed(lambda: encoder, ids[i : i + 1], mask[i : i + 1]) for i in (3, 2, 1, 0)]
+    )
 
     assert torch.equal(together, again.flip(0))
-    assert torch.equal(cache.embed(encoder, ids[[1, 1]], mask[[1, 1]]), together[[1, 1]])
+    assert torch.equal(cache.embed(lambda: encoder, ids[[1, 1]], mask[[1, 1]]), together[[1, 1]])
     assert len(cache) == len(ids)
 
 
@@ -89,7 +98,7 @@ def test_cache_runs_the_encoder_once_per_prompt_and_forgets_the_oldest(encoder, 
     hook = encoder.register_forward_hook(lambda *_: runs.append(1))
     cache = PromptCache(capacity=2)
     for i in (0, 1, 0, 2, 0, 1):
-        cache.embed(encoder, ids[i : i + 1], mask[i : i + 1])
+        cache.embed(lambda: encoder, ids[i : i + 1], mask[i : i + 1])
     hook.remove()
     # 0 and 1 are new; 2 pushes out 1, which is then new again.
     assert len(runs) == 4
@@ -100,10 +109,134 @@ def test_cached_rows_can_be_trained_on_after_inference(encoder, prompts):
     ids, mask = prompts
     cache = PromptCache()
     with torch.inference_mode():
-        cache.embed(encoder, ids, mask)
+        cache.embed(lambda: encoder, ids, mask)
     weight = torch.ones(16, 3, requires_grad=True)
-    (cache.embed(encoder, ids, mask) @ weight).sum().backward()
+    (cache.embed(lambda: encoder, ids, mask) @ weight).sum().backward()
     assert weight.grad.any()
+
+
+def files_of(folder, encoder, weights="weights"):
+    return PromptFiles(
+        folder=folder, weights=lambda *, read: weights, config=CONFIG,
+        dtype=torch.float32, device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+class Counted:
+    """Hands out an encoder and counts how often it was asked for."""
+
+    def __init__(self, encoder):
+        self.encoder, self.asked = encoder, 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.encoder
+
+
+def test_an_embedding_is_computed_once_on_a_machine(encoder, prompts, tmp_path):
+    first, second = Counted(encoder), Counted(encoder)
+    made = PromptCache(files=files_of(tmp_path, encoder)).embed(first, *prompts)
+    cache = PromptCache(files=files_of(tmp_path, encoder))
+    assert cache.knows(*prompts)
+    assert torch.equal(cache.embed(second, *prompts), made)
+    assert torch.equal(PromptCache().embed(lambda: encoder, *prompts), made)
+    assert (first.asked, second.asked) == (len(LENGTHS), 0)
+    assert len(list(tmp_path.iterdir())) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("change", ["cut", "bit", "renamed", "empty", "folder", "pipe"])
+def test_a_file_that_is_not_what_was_written_is_not_used(encoder, prompts, tmp_path, change):
+    ids, mask = (x[:2] for x in prompts)
+    made = PromptCache(files=files_of(tmp_path, encoder)).embed(lambda: encoder, ids, mask)
+    whole = {path: path.read_bytes() for path in sorted(tmp_path.iterdir())}
+    for path, other in zip(whole, reversed(whole.values()), strict=True):
+        content = bytearray(whole[path])
+        match change:
+            case "cut":
+                path.write_bytes(content[:-4])
+            case "bit":
+                content[-1] ^= 1
+                path.write_bytes(content)
+            case "renamed":
+                path.write_bytes(other)
+            case "empty":
+                path.write_bytes(b"")
+            case "folder":
+                path.unlink()
+                path.mkdir()
+            case "pipe":
+                path.unlink()
+                os.mkfifo(path)
+    counted, cache = Counted(encoder), PromptCache(files=files_of(tmp_path, encoder))
+    assert not cache.knows(ids, mask)
+    assert torch.equal(cache.embed(counted, ids, mask), made)
+    assert counted.asked == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weights": lambda *, read: "other weights"},
+        {"config": replace(CONFIG, num_buckets=16)},
+        {"dtype": torch.bfloat16},
+        {"weights": lambda *, read: ""},
+    ],
+)
+def test_another_encoder_finds_nothing(encoder, prompts, tmp_path, other):
+    files = files_of(tmp_path, encoder)
+    PromptCache(files=files).embed(lambda: encoder, *prompts)
+    assert not PromptCache(files=replace(files, **other)).knows(*prompts)
+
+
+def test_weights_are_not_read_for_a_hash_that_serves_nothing(encoder, prompts, tmp_path):
+    """Neither to look for an embedding, nor where none can be kept."""
+    reads = []
+
+    def weights(*, read):
+        reads.append(read)
+        return ""
+
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "none", tmp_path / "file"):
+        files = replace(files_of(folder, encoder), weights=weights)
+        made = PromptCache(files=files).embed(lambda: encoder, *prompts)
+        assert torch.equal(made, PromptCache().embed(lambda: encoder, *prompts))
+    # Of the folder that can be made, once for each prompt that could be kept there.
+    assert reads.count(True) == len(LENGTHS)
+
+
+def test_a_file_holds_neither_text_nor_tokens(encoder, tmp_path, tokenizer_folder):
+    ids, mask = PromptTokenizer(tokenizer_folder, text_len=8)(["pick cup"])
+    PromptCache(files=files_of(tmp_path, encoder)).embed(lambda: encoder, ids, mask)
+    (path,) = tmp_path.iterdir()
+    length = int(mask.sum())
+    assert path.stat().st_size == 32 + length * CONFIG.dim * 4
+    content = path.read_bytes() + path.name.encode()
+    tokens = ids[0, :length]
+    assert all(
+        hidden not in content
+        for hidden in (b"pick", b"cup", *(tokens.to(t).numpy().tobytes() for t in WHOLE_NUMBERS))
+    )
+
+
+def test_processes_that_write_the_same_prompts_leave_whole_files(encoder, prompts, tmp_path):
+    made = PromptCache().embed(lambda: encoder, *prompts)
+    keys = [tuple(range(length)) for length in LENGTHS]
+
+    def work():
+        files = files_of(tmp_path, encoder)
+        for _ in range(20):
+            for key, rows in zip(keys, made, strict=True):
+                files.keep(key, rows[: len(key)])
+                assert torch.equal(files.find(key), rows[: len(key)])
+
+    processes = [get_context("fork").Process(target=work) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(list(tmp_path.iterdir())) == len(keys)
 
 
 @pytest.fixture(scope="module")
