@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from dzrobot.policies.dreamzero.network.prompt_batches import PromptBatch, prompt_batches
 from from_tests import (
     RECORDED,
     Call,
@@ -45,6 +44,7 @@ from dzrobot.policies.dreamzero.network.attention import attend
 from dzrobot.policies.dreamzero.network.config import GenerateOptions, NetworkConfig, VaeConfig
 from dzrobot.policies.dreamzero.network.dit import StepInputs, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
+from dzrobot.policies.dreamzero.network.graphs import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.layers import ContextKV, compile_blocks
 from dzrobot.policies.dreamzero.network.session import KVCache, SessionCache
 from dzrobot.policies.dreamzero.network.vae import Vae

@@ -33,7 +33,7 @@ from dzrobot.policies.dreamzero.network.prompt import (
 )
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import is_offloaded
-from dzrobot.policies.dreamzero.options import Quantization, WeightOptions
+from dzrobot.policies.dreamzero.options import ActingOptions, Quantization, WeightOptions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,6 +126,34 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         trained_video=checkpoint.passport.action_only_video or "full",
         distilled_steps=checkpoint.passport.distilled_steps,
     )
+
+
+def check_combinations(parts: PolicyParts, options: ActingOptions) -> None:
+    """Raise ConfigError where what is asked for excludes what the parts are, with the reason."""
+    device = parts.network.device
+    records = options.compile or options.graphs
+    for name, excluded, reason in (
+        (
+            "compile=True" if options.compile else "graphs=True",
+            records and is_offloaded(parts.network.model),
+            "with the memory that was given blocks of the transformer wait on the host: what is "
+            "compiled or recorded cannot fetch its weights; give more memory",
+        ),
+        (
+            "graphs=True",
+            options.graphs and device.type != "cuda",
+            f"the network is on {device}, and only what a GPU is given to do can be recorded",
+        ),
+        (
+            "cfg_device",
+            parts.negative is not None and options.prompts == 1,
+            "it is where the negative prompt runs, which "
+            + ("cfg_scale=1" if options.video == "full" else "a plan without video")
+            + " leaves out",
+        ),
+    ):
+        if excluded:
+            raise ConfigError(f"{name}: {reason}, or leave {name.partition('=')[0]} out")
 
 
 def _copy(network: WorldActionModel, device: str | torch.device | None) -> CausalDiT | None:

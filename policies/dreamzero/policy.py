@@ -45,8 +45,6 @@ from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
-from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
-from dzrobot.policies.dreamzero.offload import is_offloaded
 from dzrobot.policies.dreamzero.options import (
     SOLVER_STEPS,
     ActingOptions,
@@ -54,7 +52,7 @@ from dzrobot.policies.dreamzero.options import (
     WeightOptions,
     check_device,
 )
-from dzrobot.policies.dreamzero.parts import PolicyParts, load_parts
+from dzrobot.policies.dreamzero.parts import PolicyParts, check_combinations, load_parts
 from dzrobot.policies.dreamzero.requests import Continuing, Requests
 from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footprint
 
@@ -101,7 +99,7 @@ class DreamZeroPolicy(Policy):
 
         self._network, self._pipeline = parts.network, parts.pipeline
         check_compatible(self.embodiment, self._network.config, shorter=True)
-        _check_fast(self.options, self._network)
+        check_combinations(parts, self.options)
         if self.options.compile:
             for transformer in (self._network.model, parts.negative):
                 compile_blocks(() if transformer is None else transformer.blocks)
@@ -112,12 +110,6 @@ class DreamZeroPolicy(Policy):
         )  # fmt: skip
         # Made here, so that the first plan does not wait for it.
         schedules(self._network.config.head, self.options.solver_steps, self.options.solver)
-        if parts.negative is not None and self.options.prompts == 1:
-            raise ConfigError(
-                "cfg_device is where the negative prompt runs, and "
-                + ("cfg_scale=1" if self.options.video == "full" else "a plan without video")
-                + " leaves that prompt out: leave cfg_device out, or choose otherwise"
-            )
         self._batches = prompt_batches(
             self._network.model, self.options.prompts, parts.negative,
             graphs=self.options.graphs,
@@ -624,19 +616,3 @@ class DreamZeroPolicy(Policy):
                 episode.predicted.append(latents)
             episode.chunks += 1
         return list(prediction.action_BAM.float().cpu())
-
-
-def _check_fast(options: ActingOptions, network: WorldActionModel) -> None:
-    """Raise ConfigError where what is to make the network faster cannot be had."""
-    for name, wanted in (("compile", options.compile), ("graphs", options.graphs)):
-        if wanted and is_offloaded(network.model):
-            raise ConfigError(
-                f"{name}=True, and with the memory that was given blocks of the transformer wait "
-                f"on the host: what is compiled or recorded cannot fetch its weights; give more "
-                f"memory, or leave {name} out"
-            )
-    if options.graphs and network.device.type != "cuda":
-        raise ConfigError(
-            f"graphs=True records what a GPU is given to do, and the network is on "
-            f"{network.device}; leave graphs out"
-        )

@@ -172,10 +172,10 @@ def files_hash(files: Iterable[Path], *, read: bool = True) -> str:
         say = _log.warning if size > _MUCH else _log.info
         say("reading %.1f GB of weights for their hash, once on this machine", size / 1e9)
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            read = dict(zip(unknown, pool.map(_file_digest, unknown), strict=True))
-        for path, digest in read.items():
+            hashed = dict(zip(unknown, pool.map(_file_digest, unknown), strict=True))
+        for path, digest in hashed.items():
             _remember(path, digest)
-        known |= read
+        known |= hashed
     if len(paths) == 1:
         return known[paths[0]]
     root = Path(os.path.commonpath([path.parent for path in paths]))
