@@ -57,7 +57,9 @@ def parts(checkpoint, memory=None):
 
 
 def network_of(checkpoint, memory=None):
-    return parts(checkpoint, memory).network
+    network = parts(checkpoint, memory).network
+    network.require_text_encoder()
+    return network
 
 
 def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
