@@ -506,7 +506,7 @@ class DreamZeroPolicy(Policy):
         ]
         for name, seen in zip(names, frames, strict=True):
             if name not in new:
-                self._check_instruction(name, seen[-1])
+                self._tell_of_instruction(name, seen[-1])
         self._open_all(new)
         if new and not self._unreset_told:
             self._unreset_told = True
@@ -521,18 +521,23 @@ class DreamZeroPolicy(Policy):
             episode.see(seen)
         return episodes
 
-    def _check_instruction(self, session: str, seen: Observation) -> None:
-        """Raise SessionError where the prompt encoder would have to be read between two steps."""
+    def _tell_of_instruction(self, session: str, seen: Observation) -> None:
+        """Say that the prompt encoder has to be read between two steps, and how to avoid it.
+
+        A changed instruction is taken all the same: clients that keep one connection for many
+        tasks begin each task with it.
+        """
         text, before = str(seen[self.embodiment.language]), self._episodes[session].instruction
         if before in (None, text) or not self._network.is_text_deferred:
             return
         prompt = self._requests.prompt(prompt_of(text, self.embodiment))
         if not self._embeddings.knows(prompt.ids_N[None], prompt.mask_N[None]):
-            raise SessionError(
-                f"the instruction of session {session!r} became {shorten(text)} during an episode, "
-                "and it is new on this machine: its prompt encoder is not read while a robot "
-                f"moves. Call reset({session!r}) first, or prepare([...]) with all instructions "
-                "before the episode"
+            _log.warning(
+                "the instruction of session %r became %s during an episode, and it is new on this "
+                "machine: reading the prompt encoder first. To have it ready, call "
+                "prepare([...]) with all instructions before the episode",
+                session,
+                shorten(text),
             )
 
     def _open(self, session: str) -> SessionState:
