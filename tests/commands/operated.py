@@ -35,7 +35,7 @@ class Slow:
 
     def leave(self):
         # What the program leaves behind, for the test to read.
-        left = {"connected": self.arm._connected, "controlled": self.arm._controlled}
+        left = {"connected": self.arm.is_connected, "controlled": self.arm._controlled}
         with open(os.environ["LEFT"], "w") as file:
             json.dump(left, file)
 

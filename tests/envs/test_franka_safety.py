@@ -165,6 +165,9 @@ def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
             stretch = np.minimum(np.abs(target[:3, 3] - inside[:3, 3]), spring.error_clip_m)
             pressed = spring.translational_stiffness * np.linalg.norm(stretch)
             assert pressed <= spring.translational_stiffness * max(reach.step_m, lag) + 1e-3
+            if np.allclose(target, inside, atol=1e-6):
+                # Put back to where the arm is, as after a late step: no motion is asked for.
+                continue
             if config.action.anchor == "target":
                 per_call = config.limits.speed_m_s * config.period_s
                 assert np.linalg.norm(target[:3, 3] - before[:3, 3]) <= per_call + 1e-6
