@@ -254,6 +254,14 @@ def test_new_instruction_forgets_the_past(policy, libero):
     np.testing.assert_array_equal(given, fresh)
 
 
+def text_is_deferred(policy):
+    """Return whether the prompt encoder has not been read, and holds no memory."""
+    network = policy._network
+    unread = network.text_encoder is None
+    assert unread == network.is_text_deferred == (network.deferred_bytes > 0)
+    return unread
+
+
 def acts(policy, libero, steps=3):
     """Return the actions of an episode's first plans."""
     return [policy.infer(observe(libero, 0, step))["actions"] for step in range(steps)]
@@ -262,19 +270,18 @@ def acts(policy, libero, steps=3):
 def test_the_prompt_encoder_is_read_once_on_a_machine(tiny, libero, tmp_path, monkeypatch):
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
     first = policy_of(tiny, libero)
-    deferred = first._network.is_text_deferred
+    deferred = text_is_deferred(first)
     wanted = acts(first, libero)
     second = policy_of(tiny, libero)
     found = acts(second, libero)
-    assert (deferred, first._network.is_text_deferred) == (True, False)
-    assert second._network.is_text_deferred
-    assert second._network.text_encoder is None
+    assert (deferred, text_is_deferred(first)) == (True, False)
+    assert text_is_deferred(second)
     np.testing.assert_array_equal(found, wanted)
     # What is there may be used where nothing can be written, and its lack does no harm.
     (tmp_path / "cache" / "prompts").chmod(0o500)
     lean = policy_of(tiny, libero)
     np.testing.assert_array_equal(acts(lean, libero), wanted)
-    assert lean._network.is_text_deferred
+    assert text_is_deferred(lean)
     (tmp_path / "file").touch()
     monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "file"))
     np.testing.assert_array_equal(acts(policy_of(tiny, libero), libero), wanted)
@@ -288,11 +295,10 @@ def test_an_instruction_that_is_new_during_an_episode_is_told_and_prepared(
     changed = {**observe(libero, 0, 1), libero.language: "open the top drawer"}
     policy, ready = policy_of(tiny, libero), policy_of(tiny, libero)
     policy.infer(observe(libero, 0, 0))
-    assert policy._network.is_text_deferred
+    assert text_is_deferred(policy)
     wanted = policy.infer(changed)["actions"]
     assert "'open the top drawer' during an episode" in caplog.text
-    assert not policy._network.is_text_deferred
-    assert policy._network.deferred_bytes == 0
+    assert not text_is_deferred(policy)
     caplog.clear()
     ready.prepare(["open the top drawer"])
     ready.infer(observe(libero, 0, 0))
