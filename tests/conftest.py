@@ -189,8 +189,7 @@ def traced_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     dtype: torch.dtype = getattr(torch, request.param)
     if dtype == torch.bfloat16:
         laid = functools.partial(torch.Tensor.contiguous, memory_format=torch.channels_last_3d)
-        for module in ("vae", "wan"):
-            monkeypatch.setattr(f"dzrobot.policies.dreamzero.network.{module}.channels_last", laid)
+        monkeypatch.setattr("dzrobot.policies.dreamzero.network.vae.channels_last", laid)
     torch.compiler.reset()
     return dtype
 
