@@ -581,6 +581,23 @@ def test_films_are_shown_as_players_show_them(tmp_path):
     np.testing.assert_array_equal(upright, np.rot90(shown[numbers], 3, (1, 2)))
 
 
+@pytest.mark.parametrize("left", [0, 1, 100, 0.5, 0.99])
+def test_a_kept_table_that_is_cut_short_is_made_anew(tmp_path, left):
+    plain, path, cache = tmp_path / "plain.mp4", tmp_path / "film.mp4", tmp_path / "cache"
+    film(plain, clips(0, [2]), g="12", bf="3")
+    counting_packets(path, plain)
+    made = FrameTable.of(path, cache)
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: left if isinstance(left, int) else int(left * len(whole))])
+    found = FrameTable.of(path, cache)
+    np.testing.assert_array_equal(found.pts, made.pts)
+    assert file.read_bytes() == whole
+    kept = FrameTable.of(path, cache)
+    np.testing.assert_array_equal(kept.pts, made.pts)
+    assert (kept.size, kept.counted) == (made.size, made.counted)
+
+
 def test_every_picture_can_be_decoded(bases, tmp_path):
     """What lists and headers do not show: films of one length exchanged, damage inside."""
     path = tmp_path / "set"

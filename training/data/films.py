@@ -9,6 +9,7 @@ each encoder and setting.
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -16,6 +17,7 @@ from pathlib import Path
 from struct import error as struct_error
 from struct import unpack_from
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -434,15 +436,21 @@ def _kept(path: Path, folder: Path | None, make: Callable[[], FrameTable]) -> Fr
     name = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
     file = folder / f"film-{name.hexdigest()[:24]}.npz"
     if file.exists():
-        with np.load(file) as known:
-            values: dict[str, Any] = {key: known[key] for key in known}
-        plain = {key: values[key].item() for key in ("seconds_per_tick", "turns", "counted")}
-        texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
-        return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
+        # One that is damaged, as by a full disk, is made anew.
+        with suppress(OSError, EOFError, ValueError, KeyError, BadZipFile):
+            return _read_table(file)
     table = make()
     with replacing(file, derived=True) as temporary:
         np.savez(temporary, **asdict(table))
     return table
+
+
+def _read_table(file: Path) -> FrameTable:
+    with np.load(file) as known:
+        values: dict[str, Any] = {key: known[key] for key in known}
+    plain = {key: values[key].item() for key in ("seconds_per_tick", "turns", "counted")}
+    texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
+    return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
 
 
 _LOOKED_AT = 4
