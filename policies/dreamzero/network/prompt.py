@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import ftfy
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from dzrobot.documents import read_bytes, read_json
 from dzrobot.errors import CheckpointError
-from dzrobot.files import TEMPORARY, move, refuse_stand_ins, remove, undone_on_error
+from dzrobot.files import refuse_stand_ins, replacing
 from dzrobot.policies.dreamzero.network.config import TextConfig
 from dzrobot.policies.dreamzero.network.layers import embedding
 
@@ -425,11 +424,8 @@ class PromptFiles:
                 return
             path = self._path(tokens, weights)
             rows = rows_NE.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            # A name of its own: another process may be writing the same prompt.
-            scratch = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
-            with undone_on_error(lambda: remove(scratch)):
-                scratch.write_bytes(_digest(path, rows) + rows)
-                move(scratch, path)
+            with replacing(path, derived=True) as temporary:
+                temporary.write_bytes(_digest(path, rows) + rows)
         except OSError as error:
             _log.info("an embedding is not kept in %s: %s", self.folder, error)
 
