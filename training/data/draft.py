@@ -291,16 +291,14 @@ def _measured(part: DraftPart, states: Sequence[DraftPart], rows: _Rows, fps: fl
     ahead = sorted({1, 2, 3, 5, 8, max(1, round(_REACHED_S * fps))})
     gripper = _two_way(part, actions)
     kinds: list[Kind] = []
-    scales: list[float] = []
     shown: list[str] = []
     others = [pair] if pair is not None else list(states)
     against = np.concatenate([_of(other, rows) for other in others], axis=1)
     for i in range(actions.shape[1]):
         same = against[:, i : i + 1] if pair is not None else against
-        kind, scale, evidence = _kind(actions[:, i], same, rows, ahead, paired=pair is not None)
+        kind, evidence = _kind(actions[:, i], same, rows, ahead, paired=pair is not None)
         two_way = gripper is not None and gripper[0] == i
         kinds.append("still" if kind == "open" and two_way else kind)
-        scales.append(scale)
         if kind != "still" and not two_way:
             shown.append(f"{part.numbers[i]}: {evidence}")
     kind = _together(kinds)
@@ -348,8 +346,8 @@ def _together(kinds: Sequence[Kind]) -> Kind:
 
 def _kind(
     action: Floats, states: Floats, rows: _Rows, ahead: Sequence[int], *, paired: bool
-) -> tuple[Kind, float, str]:
-    """Return what an action number is, its scale, and the evidence.
+) -> tuple[Kind, str]:
+    """Return what an action number is, and the evidence.
 
     Args:
         action: (rows,).
@@ -359,7 +357,7 @@ def _kind(
         paired: Whether the state is in the action's units.
     """
     if np.ptp(action) <= _STILL * max(1.0, float(np.abs(action).max())):
-        return "still", 0.0, "never changes"
+        return "still", "never changes"
     level = _best(action, states, rows, ahead, change=False)
     change = _best(action, states, rows, ahead, change=True)
     said = (
@@ -369,13 +367,13 @@ def _kind(
     if level.correlation >= _FOLLOWS and change.unexplained >= _APART * level.unexplained:
         within = _SAME_SCALE[0] <= level.scale <= _SAME_SCALE[1]
         if paired and within:
-            return "absolute", level.scale, said
-        return "open", level.scale, f"{said}; state = {level.scale:.3g} x action, other units"
+            return "absolute", said
+        return "open", f"{said}; state = {level.scale:.3g} x action, other units"
     if abs(change.correlation) >= _FOLLOWS and level.unexplained >= _APART * change.unexplained:
         exact = paired and change.ahead == 1 and _SAME_SCALE[0] <= change.scale <= _SAME_SCALE[1]
         by = f"{said}; change in {counted(change.ahead, 'row')} = {change.scale:.3g} x action"
-        return ("difference" if exact else "command"), change.scale, by
-    return "open", 0.0, said
+        return ("difference" if exact else "command"), by
+    return "open", said
 
 
 @dataclass(frozen=True)
