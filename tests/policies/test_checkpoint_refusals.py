@@ -23,7 +23,7 @@ from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, conve
 from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
-from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, load_network
+from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, is_finite, load_network
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 QUERY = "action_head.model.blocks.0.self_attn.q.weight"
@@ -131,6 +131,43 @@ def test_weights_that_are_not_finite_are_named(single, value):
     rewritten(single, change)
     with pytest.raises(CheckpointError, match=r"in 2 tensors, .*blocks.0.self_attn.q.weight"):
         load(single)
+
+
+def test_large_weights_are_not_infinity(single):
+    """Their sum overflows float32; they do not."""
+    largest = torch.finfo(torch.float32).max
+
+    def change(state):
+        state[QUERY].fill_(largest)
+
+    rewritten(single, change)
+    assert load(single).state_dict()
+
+
+FLOATS = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_number_that_is_not_finite_is_found_in_every_dtype(dtype):
+    limits = torch.finfo(dtype)
+    values = torch.linspace(-1, 1, 3 * 67).to(dtype).reshape(3, 67)
+    values[0, 0], values[2, 66] = limits.max, limits.min
+    assert is_finite(values)
+    assert is_finite(values.T)
+    assert is_finite(values[:0])
+    # What a dtype has no infinity for becomes NaN.
+    bad = torch.tensor([float("nan"), float("inf"), float("-inf")]).to(dtype)
+    bad = torch.cat([bad, bad[:1].view(torch.uint8).bitwise_or(128).view(dtype)])
+    for number in range(0, values.numel(), 7):
+        for one in bad[~torch.isfinite(bad.float())]:
+            wrong = values.clone()
+            wrong.view(-1)[number] = one
+            assert not is_finite(wrong)
+            assert not is_finite(wrong.T)
+    assert not is_finite(bad[0])
 
 
 WRAPPED = {

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from interrupted import EPISODES, PATIENCE_S, RUN, left_behind, wait_for
 
@@ -79,6 +80,24 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_an_error_record(command, 
     assert "Traceback" not in err
     errors = [record.error for record in RecordFile(tmp_path).records.values()]
     assert errors == ["the worker process died with exit code 9"] * 2
+
+
+@pytest.mark.long
+def test_workers_that_abort_cost_their_episodes_and_no_more(command, uninterrupted, tmp_path):
+    """As when a graphics driver aborts or crashes: one by one, in the middle of an episode."""
+    process = command(*RUN, "--workers", 2, "--output", tmp_path)
+    wait_for(2, tmp_path, process)
+    children = psutil.Process(process.pid).children()
+    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    for worker, number in zip(workers, (signal.SIGABRT, signal.SIGSEGV), strict=True):
+        worker.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    errors = {record.error for record in RecordFile(tmp_path).records.values() if record.error}
+    told = ("6 (Aborted)", "11 (Segmentation fault)")
+    assert errors == {f"the worker process died by signal {name}" for name in told}
+    assert finish(command, tmp_path, 2) == uninterrupted
 
 
 @pytest.mark.long

@@ -239,7 +239,10 @@ class _Worker:
             # OSError: it was killed in the middle of a message.
             self.process.join(timeout=10)
             code = self.process.exitcode
-            return EpisodeError(f"{WORKER_DIED} with exit code {code}", "")
+            how = f"with exit code {code}"
+            if code is not None and code < 0:
+                how = f"by signal {-code} ({signal.strsignal(-code)})"
+            return EpisodeError(f"{WORKER_DIED} {how}", "")
 
 
 _Asking = tuple[_Worker, Observation]
