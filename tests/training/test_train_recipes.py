@@ -6,9 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,12 @@ from dzrobot.cli import main
 from dzrobot.configuration import load_config, read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.timing import frame_grid
-from dzrobot.errors import ConfigError, DzrobotError, UnknownNameError
+from dzrobot.errors import (
+    ConfigError,
+    DzrobotError,
+    MissingDependencyError,
+    UnknownNameError,
+)
 from dzrobot.training.recipes.architecture import run_embodiment
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.recipes.read import RECIPES, find_recipe, load_recipe
@@ -314,21 +317,60 @@ def test_a_plan_refuses_what_a_run_refuses_in_the_same_words(
     assert capsys.readouterr().err.strip() == f"dzrobot plan: {refused.value}"
 
 
-def test_a_decoder_that_does_not_load_is_found_by_both(
-    train_root, solo, tmp_path, capsys, monkeypatch
+BROKEN = {
+    "no FFmpeg": """
+text = "Could not load libtorchcodec. Likely causes:\\n" + 90 * "  Traceback, line\\n"
+raise RuntimeError(text + "OSError: libavutil.so.60: cannot open shared object file: No such file")
+""",
+    "no CUDA": """
+try:
+    raise OSError("libnvrtc.so.13: cannot open shared object file: No such file or directory")
+except OSError as error:
+    raise OSError("Could not load this library: libtorchcodec_image.so") from error
+""",
+    "another torch": "import torch; torch.an_operator_of_another_release",
+    "no operators": """
+class VideoDecoder:
+    def __init__(self, *_, **__):
+        raise RuntimeError("Could not find schema for torchcodec_ns::create_from_file")
+""",
+}
+"""What the module torchcodec.decoders may do; REASONS are what the message holds of it."""
+
+REASONS = ("libavutil.so.60", "libnvrtc.so.13", "an_operator", "torchcodec_ns")
+
+
+@pytest.mark.parametrize(("kind", "reason"), list(zip(BROKEN, REASONS, strict=True)), ids=BROKEN)
+def test_a_decoder_that_does_not_work_is_one_message_of_every_command(
+    train_root, solo, tmp_path, capsys, monkeypatch, kind, reason
 ):
-    found = types.ModuleType("torchcodec")
-    found.__spec__ = ModuleSpec("torchcodec", None)
-    monkeypatch.setitem(sys.modules, "torchcodec", found)
-    # As without FFmpeg's libraries: the package is there, and its import fails.
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    """Before a weight is read; the same in `plan`, `train` and `inspect-data`."""
+    package = tmp_path / "site" / "torchcodec"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "decoders.py").write_text(BROKEN[kind])
+    monkeypatch.syspath_prepend(package.parent)
+    for name in ("torchcodec", "torchcodec.decoders"):
+        # Gone again after the test.
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    films = train_worlds.record(tmp_path / "films", video=True, episodes=1)
     recipe = tmp_path / "recipe.yaml"
-    changes = {"runner__output_dir": tmp_path / "new", "data__video_backend": "torchcodec"}
+    changes = {
+        "runner__output_dir": tmp_path / "new", "data__video_backend": "torchcodec",
+        "data__train_data_paths": [str(films)],
+    }  # fmt: skip
     recipe.write_text(yaml.safe_dump(train_worlds.recipe(train_root, **changes)))
-    with pytest.raises(DzrobotError, match=r"torchcodec cannot be used .*video_backend=pyav") as no:
+    with pytest.raises(MissingDependencyError) as refused:
         build(load_recipe(str(recipe), [], 1), solo)
-    assert main(["plan", str(recipe)]) == 2
-    assert capsys.readouterr().err.strip() == f"dzrobot plan: {no.value}"
+    said = str(refused.value)
+    assert len(said.splitlines()) == 1
+    assert len(said) < 400
+    assert re.search(rf"installed and cannot .*{reason}.*apt-get.*data.video_backend=pyav", said)
+    looked = ["inspect-data", str(films), "--embodiment=train_worlds:ROBOT", "--decoder=torchcodec"]
+    for words in (["plan", str(recipe)], looked):
+        assert main(words) == 2
+        assert capsys.readouterr().err.strip() == f"dzrobot {words[0]}: {said}"
 
 
 def test_a_run_remembers_the_recipe_it_was_started_with(train_root, solo, tmp_path, capsys):

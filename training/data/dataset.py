@@ -24,7 +24,7 @@ from dzrobot.training.data.claims import Claims
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
-from dzrobot.training.data.video_decoding import DECODERS, Videos
+from dzrobot.training.data.video_decoding import DECODERS, Videos, load_decoder
 from dzrobot.training.data.windows import WindowTable, build_windows, require_windows
 from dzrobot.training.sft_config import DamagedFiles
 
@@ -139,12 +139,14 @@ class DatasetReader:
         self.resolution: ResolvedColumns = resolve(self.catalog, embodiment)
         """Which column holds which key."""
 
+        views = self.resolution.views.values() if self.options.images else ()
+        films = [one.column for one in views if one.kind == "video"]
+        if films:
+            load_decoder(self.options.decoder)
         cache = self.options.folder(self.catalog)
         self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
         """States, actions and instructions, mapped from the cache."""
 
-        views = self.resolution.views.values() if self.options.images else ()
-        films = [one.column for one in views if one.kind == "video"]
         self.claims = Claims.of(self.catalog, films, self.options.decoder, cache, progress)
         """Which frames of which film each episode claims."""
 

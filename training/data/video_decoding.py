@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -199,16 +201,12 @@ class TorchcodecDecoder:
         """Return torchcodec's decoder.
 
         Raises:
-            MissingDependencyError: It cannot be loaded, as without FFmpeg's libraries.
+            MissingDependencyError: It is not installed, or does not load.
         """
         try:
             from torchcodec.decoders import VideoDecoder
-        except (ImportError, RuntimeError, OSError) as error:
-            raise MissingDependencyError(
-                f"torchcodec cannot be used ({_reason(error)}): `{install('video')}` and the "
-                "FFmpeg libraries (`apt-get install ffmpeg`), or data.video_backend=pyav "
-                "(of inspect-data --decoder pyav)"
-            ) from error
+        except _DOES_NOT_LOAD as error:
+            raise _unusable(error) from error
         return VideoDecoder
 
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
@@ -240,22 +238,74 @@ DECODERS: dict[str, type[PyAvDecoder] | type[TorchcodecDecoder]] = {
 }
 
 
+_DOES_NOT_LOAD = (
+    ImportError, OSError, RuntimeError, AttributeError, NameError, TypeError, ValueError,
+    SyntaxError,
+)  # fmt: skip
+"""What the import of a wheel raises that lacks a library, or was built for another torch."""
+
+
+def _unusable(error: BaseException) -> MissingDependencyError:
+    """Return what to do about a torchcodec that is not installed, or is and does not work."""
+    instead = "or decode with PyAV: data.video_backend=pyav (of inspect-data --decoder pyav)"
+    if find_spec("torchcodec") is None:
+        return MissingDependencyError(
+            f"torchcodec is not installed: `{install('video')}` and the FFmpeg libraries "
+            f"(`apt-get install ffmpeg`), {instead}"
+        )
+    torch = version("torch")
+    return MissingDependencyError(
+        f"torchcodec is installed and cannot be used ({_reason(error)}): install the FFmpeg "
+        f"libraries (`apt-get install ffmpeg`), or the release made for torch {torch}, {instead}"
+    )
+
+
 def _reason(error: BaseException) -> str:
-    """Return why a library does not load; torchcodec puts every attempt's traceback into it."""
+    """Return in one line why a library does not load; torchcodec gives every attempt's traceback.
+
+    The library that the loader missed says most; it may stand in an error that led to this one.
+    """
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+    for text in map(str, chain):
+        if missing := re.search(r"\S+\.so[\w.]*: cannot open shared object file", text):
+            return missing[0]
     lines = (line.strip() for line in str(error).splitlines())
-    first = next(filter(None, lines), type(error).__name__)
-    missing = re.search(r"lib[\w.+-]+\.so[\w.]*: cannot open shared object file", str(error))
-    return f"{first[:160]}; {missing[0]}" if missing and missing[0] not in first else first[:200]
+    return next(filter(None, lines), type(error).__name__)[:200]
 
 
+@cache
 def load_decoder(name: str) -> None:
-    """Load the library of a decoder.
+    """Load the library of a decoder, and let it decode a clip.
 
     Raises:
         MissingDependencyError: It cannot be used on this machine.
         UnknownNameError: There is no such decoder.
     """
-    find(DECODERS, "video decoder", name).library()
+    kind = find(DECODERS, "video decoder", name)
+    kind.library()
+    if kind is not TorchcodecDecoder:
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        _write_clip(path)
+        # A wheel for another torch may load, and lack the operators that it calls.
+        try:
+            kind(path, FrameTable.of(path)).frames([1, 0])
+        except (DatasetError, *_DOES_NOT_LOAD) as error:
+            raise _unusable(error.__cause__ or error) from error
+
+
+def _write_clip(path: Path) -> None:
+    """Write two pictures as a video."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width = stream.height = 16
+        for frame in (av.VideoFrame(16, 16, "yuv420p"), av.VideoFrame(16, 16, "yuv420p"), None):
+            container.mux(stream.encode(frame))
 
 
 class Videos:
