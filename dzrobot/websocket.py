@@ -3,12 +3,13 @@
 import contextlib
 import hmac
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from websockets.exceptions import (
     ConnectionClosed,
@@ -28,6 +29,10 @@ from dzrobot.messages import LARGEST_MESSAGE
 
 PING_S, PONG_S = 60, 600
 """As in DreamZero's clients: a client that is busy with its robot is not a dead one."""
+
+VANISHED_S = 50
+"""Seconds after which a connection ends whose machine answers nothing: switched off, or out of
+reach. Its system answers for a client that is busy or stopped."""
 
 RETRY_AFTER_S = 5
 """What a server that is full tells its clients."""
@@ -186,6 +191,26 @@ def reason(error: Exception) -> str:
         body = (error.response.body or b"").decode(errors="replace").strip()
         return f"HTTP {error.response.status_code} {body[:300]}"
     return str(error) or type(error).__name__
+
+
+def end_vanished(listener: Any) -> None:
+    """Have the system end connections that ``listener`` accepts if their machine vanishes.
+
+    Without it, a cable that is pulled is noticed after ``PING_S + PONG_S``.
+
+    Args:
+        listener: The listening socket, whose options those of its connections become.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = {
+        "TCP_KEEPIDLE": VANISHED_S - 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3,
+        # Where something was sent, the system tries to deliver it, and does not ask.
+        "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        # No system but Linux has all of them.
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _handshake(

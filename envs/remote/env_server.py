@@ -41,7 +41,7 @@ from dzrobot.envs.remote.exchange import (
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
 from dzrobot.messages import LARGEST_MESSAGE, pack, unpack
 from dzrobot.process import end_with_parent
-from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess
+from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess, end_vanished
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ class EnvServer:
                 f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; "
                 "choose another --port"
             ) from error
+        end_vanished(self._server.socket)
 
     @property
     def port(self) -> int:

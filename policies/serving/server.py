@@ -19,7 +19,7 @@ from websockets.frames import CloseCode
 from dzrobot import __version__
 from dzrobot.code_identity import CODE, code_with
 from dzrobot.documents import shorten
-from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError
+from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError, counted
 from dzrobot.messages import ArrayForm, pack, unpack
 from dzrobot.policies.base import Leftover, Policy, check_continuing, robot_of
 from dzrobot.policies.serving.dialects import (
@@ -46,7 +46,7 @@ from dzrobot.policies.serving.sessions import (
     warm_up,
 )
 from dzrobot.policies.wrapping import adapted
-from dzrobot.websocket import PING_S, PONG_S
+from dzrobot.websocket import PING_S, PONG_S, end_vanished
 
 _log = logging.getLogger(__name__)
 
@@ -180,6 +180,8 @@ class PolicyServer:
                     f"cannot listen on {self.options.host}:{port}: {error.strerror or error}; "
                     "choose another --port or --array-port"
                 ) from error
+            for one in listener.sockets:
+                end_vanished(one)
             self._listeners.append(listener)
 
     async def _warm_up(self) -> None:
@@ -214,18 +216,22 @@ class PolicyServer:
         self._clients.add(client)
         self.metrics.connections.set(len(self._clients))
         _log.info("client %d: %s from %s", client.number, dialect.value, socket.remote_address[0])
+        why = ""
         try:
             await socket.send(self._greeting(dialect))
             while await self._exchange(dialect, client, socket):
                 pass
-        except ConnectionClosed:
-            pass
+        except ConnectionClosed as end:
+            if socket.close_code == CloseCode.ABNORMAL_CLOSURE:
+                why = f" ({end.__cause__ or end})"
         finally:
             self._clients.discard(client)
             self.metrics.connections.set(len(self._clients))
-            for name in list(client.sessions):
+            names = list(client.sessions)
+            for name in names:
                 self._end(client, self._seats.end(client, name))
-            _log.info("client %d: gone", client.number)
+            ended = counted(len(names), "session")
+            _log.info("client %d: gone%s, %s ended", client.number, why, ended)
 
     def _greeting(self, dialect: Dialect) -> bytes:
         if dialect is not Dialect.DZROBOT:

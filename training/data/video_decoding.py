@@ -253,10 +253,13 @@ def _unusable(error: BaseException) -> MissingDependencyError:
             f"torchcodec is not installed: `{install('video')}` and the FFmpeg libraries "
             f"(`apt-get install ffmpeg`), {instead}"
         )
-    torch = version("torch")
+    reason, torch = _reason(error), version("torch")
+    remedy = f"the FFmpeg libraries (`apt-get install ffmpeg`), or the release for torch {torch}"
+    if re.match(r"lib(nv|cu|npp)", Path(reason).name):
+        # Wheels of the package index need CUDA's libraries from 0.14 on.
+        remedy = f"one that needs no CUDA (`pip install 'torchcodec<0.14'`; torch is {torch})"
     return MissingDependencyError(
-        f"torchcodec is installed and cannot be used ({_reason(error)}): install the FFmpeg "
-        f"libraries (`apt-get install ffmpeg`), or the release made for torch {torch}, {instead}"
+        f"torchcodec is installed and cannot be used ({reason}): install {remedy}, {instead}"
     )
 
 

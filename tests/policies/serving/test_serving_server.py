@@ -4,10 +4,13 @@ import gc
 import http.client
 import json
 import logging
+import os
 import socket as sockets
+import sys
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -33,6 +36,7 @@ from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.policies.serving.sessions import ClientConnection, SessionTable
+from dzrobot.websocket import VANISHED_S
 
 
 def get(server, path, **headers):
@@ -387,6 +391,24 @@ def test_slow_clients_are_let_go_and_many_dropped_ones_leave_nothing_behind():
         assert get(server, "/readyz")[0] == 200
         with talking(server) as socket:
             assert ask(socket, droid_request(0))["actions"].shape == (24, 8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/net/tcp is Linux's")
+def test_the_system_looks_whether_a_silent_client_is_still_there():
+    """A machine that vanishes closes nothing; only the system's own probes find that out."""
+    with serving(Remembering()) as server, talking(server) as socket:
+        ask(socket, droid_request(0))
+        end = f":{server.ports[0]:04X}"
+
+        def timers():
+            # Local address, remote one, state 01 (established), queues, timer and its end.
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            return [row[5].split(":") for row in rows if row[1].endswith(end) and row[3] == "01"]
+
+        # 01 while the answer is on its way; then 02, the time of the next probe.
+        until(lambda: [kind for kind, _ in timers()] == ["02"])
+        ((_, left),) = timers()
+        assert int(left, 16) / os.sysconf("SC_CLK_TCK") <= VANISHED_S < ServeOptions().room_s
 
 
 def test_sessions_of_dropped_clients_are_freed():
