@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -193,24 +193,27 @@ def reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def end_vanished(listener: Any) -> None:
-    """Have the system end connections that ``listener`` accepts if their machine vanishes.
+def end_vanished(listeners: Iterable[Any]) -> None:
+    """Have the system end connections that ``listeners`` accept if their machine vanishes.
 
     Without it, a cable that is pulled is noticed after ``PING_S + PONG_S``.
 
     Args:
-        listener: The listening socket, whose options those of its connections become.
+        listeners: Listening sockets, whose options those of their connections become.
     """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     wanted = {
         "TCP_KEEPIDLE": VANISHED_S - 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3,
         # Where something was sent, the system tries to deliver it, and does not ask.
         "TCP_USER_TIMEOUT": 1000 * VANISHED_S,
     }  # fmt: skip
-    for name, value in wanted.items():
-        # No system but Linux has all of them.
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # No system but Linux has all of them.
+    known = {
+        getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)
+    }
+    for listener in listeners:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in known.items():
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _handshake(

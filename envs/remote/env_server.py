@@ -136,7 +136,7 @@ class EnvServer:
                 f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; "
                 "choose another --port"
             ) from error
-        end_vanished(self._server.socket)
+        end_vanished([self._server.socket])
 
     @property
     def port(self) -> int:

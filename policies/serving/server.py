@@ -180,8 +180,7 @@ class PolicyServer:
                     f"cannot listen on {self.options.host}:{port}: {error.strerror or error}; "
                     "choose another --port or --array-port"
                 ) from error
-            for one in listener.sockets:
-                end_vanished(one)
+            end_vanished(listener.sockets)
             self._listeners.append(listener)
 
     async def _warm_up(self) -> None:
