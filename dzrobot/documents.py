@@ -16,14 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from dzrobot.errors import DzrobotError, printable
 from dzrobot.files import diagnosed, stand_in
+from dzrobot.foreign import DEEPEST_DOCUMENT, LARGEST_DOCUMENT, parsing
 
 T = TypeVar("T")
-
-LARGEST = 64 * 1024**2
-"""Bytes of a document. The largest we know, the index of a checkpoint, has less than 1 MiB."""
-
-DEEPEST = 64
-"""Levels of nesting. Python's parser recurses, so that deep ones would end the process."""
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -31,7 +26,7 @@ _PLAIN = bytes(set(range(256)) - {*_STEPS, ord('"')})
 
 
 def read_json(
-    path: Path, model: type[T], error_class: type[DzrobotError], *, largest: int = LARGEST
+    path: Path, model: type[T], error_class: type[DzrobotError], *, largest: int = LARGEST_DOCUMENT
 ) -> T:
     """Return the JSON document at ``path`` as a ``model``.
 
@@ -71,7 +66,7 @@ def read_json_lines(
     Raises:
         DzrobotError: as :func:`read_json`; the line's number is named.
     """
-    content = read_bytes(path, error_class, largest=16 * LARGEST)
+    content = read_bytes(path, error_class, largest=16 * LARGEST_DOCUMENT)
     lines = content.split(b"\n")
     if appended and not _is_json(lines[-1]):
         lines.pop()
@@ -108,7 +103,9 @@ def validated(value: object, model: type[T], where: str, error_class: type[Dzrob
         raise error_class(f"{where} has {len(faults)} faults:{lines}") from error
 
 
-def read_bytes(path: Path, error_class: type[DzrobotError], *, largest: int = LARGEST) -> bytes:
+def read_bytes(
+    path: Path, error_class: type[DzrobotError], *, largest: int = LARGEST_DOCUMENT
+) -> bytes:
     """Return the content of the regular file ``path``.
 
     Raises:
@@ -167,15 +164,13 @@ def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
         content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise error_class(f"{where} is not UTF-8 text (byte {error.start})") from error
-    if (depth := _depth(content)) > DEEPEST:
-        raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST}")
+    if (depth := _depth(content)) > DEEPEST_DOCUMENT:
+        raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST_DOCUMENT}")
 
-    try:
+    with parsing(where, error_class, "is not JSON", "write it again"):
         return json.loads(
             content.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite
         )
-    except ValueError as error:
-        raise error_class(f"{where} is not JSON: {error}") from error
 
 
 def _no_number(name: str) -> NoReturn:
@@ -199,7 +194,7 @@ def _is_json(content: bytes) -> bool:
 
 def _depth(content: bytes) -> int:
     """Return how deep brackets are nested outside texts, without parsing."""
-    if content.count(b"[") + content.count(b"{") <= DEEPEST:
+    if content.count(b"[") + content.count(b"{") <= DEEPEST_DOCUMENT:
         return 0
     # Without escapes, every second piece between quotes lies outside texts.
     plain = content.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _PLAIN)

@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
 from dzrobot.errors import ProtocolError
+from dzrobot.foreign import DEEPEST_MESSAGE, MOST_AXES, MOST_ITEMS, MOST_TEXT, parsing
 
-LARGEST_MESSAGE = 64 * 1024**2
-"""Bytes of one message; vLLM-Omni has the same limit."""
-
-_MOST_ITEMS = 20_000
-"""Items of one message, at all levels together. An item may take two hundred times its bytes in
-memory; an array is four items whatever its size."""
-
-_DEEPEST = 16
-_MOST_TEXT = 1024**2
-"""Bytes of all texts of a message together: one rare letter makes four bytes of each other one."""
-
-_MOST_AXES = 8
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])\Z")
 _ARRAY, _NUMBER = b"__ndarray__", b"__npgeneric__"
 _ND = b"nd"
@@ -65,16 +54,11 @@ def unpack(message: bytes, forms: set[ArrayForm] | None = None) -> Any:
         ProtocolError: no msgpack, cut short, more behind its end, too many items or levels, too
             much text, or an array that is none.
     """
-    try:
+    where = f"a message of {len(message)} bytes"
+    with parsing(where, ProtocolError, "is not msgpack of openpi's kind"):
         _check_size(message)
         hook = functools.partial(_read, set() if forms is None else forms)
         return msgpack.unpackb(message, object_hook=hook, ext_hook=_no_extension)
-    except (ValueError, RecursionError) as error:
-        # msgpack's own faults of nesting and of what is behind the end have no text of their own.
-        reason = str(error) or type(error).__name__
-        raise ProtocolError(
-            f"a message of {len(message)} bytes is not msgpack of openpi's kind: {reason[:200]}"
-        ) from error
 
 
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
@@ -101,9 +85,10 @@ def _check_size(message: bytes) -> None:
         announced, text = announced + inside, text + letters
         if inside:
             left.append(inside)
-        if announced > _MOST_ITEMS or text > _MOST_TEXT or len(left) > _DEEPEST:
+        if announced > MOST_ITEMS or text > MOST_TEXT or len(left) > DEEPEST_MESSAGE:
             raise ValueError(
-                f"more than {_MOST_ITEMS} items, {_DEEPEST} levels or {_MOST_TEXT} bytes of text"
+                f"more than {MOST_ITEMS} items, {DEEPEST_MESSAGE} levels or {MOST_TEXT} bytes of "
+                "text"
             )
 
 
@@ -176,7 +161,7 @@ def _read(forms: set[ArrayForm], found: dict[Any, Any]) -> Any:
 def _array(found: dict[Any, Any]) -> NDArray[Any]:
     data, shape = found.get(b"data"), found.get(b"shape")
     dtype = _dtype(found)
-    if not isinstance(shape, list) or len(shape) > _MOST_AXES:
+    if not isinstance(shape, list) or len(shape) > MOST_AXES:
         raise ValueError(f"the shape {shorten(shape)} of an array is not a list of few numbers")
     if any(type(count) is not int or count < 0 for count in shape):
         raise ValueError(f"the shape {shorten(shape)} of an array is not a list of whole numbers")

@@ -6,8 +6,9 @@ import tracemalloc
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from dzrobot.documents import LARGEST, parse_json, read_json, read_json_lines
+from dzrobot.documents import parse_json, read_json, read_json_lines
 from dzrobot.errors import DatasetError, DzrobotError
+from dzrobot.foreign import LARGEST_DOCUMENT
 
 
 class Info(BaseModel):
@@ -72,7 +73,7 @@ def test_places_that_are_no_documents_are_refused(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     large = tmp_path / "large"
     with large.open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(LARGEST_DOCUMENT + 1)
     places = [tmp_path, tmp_path / "no", tmp_path / "loop", tmp_path / ("x" * 5000), large]
     for place in [*places, tmp_path / "a\0b"]:
         with pytest.raises(DzrobotError):

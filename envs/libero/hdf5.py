@@ -6,11 +6,12 @@ group ``demo_N`` per episode with ``actions`` (T, 7), ``obs/ee_states`` (T, 6),
 ``obs/gripper_states`` (T, 2), ``obs/agentview_rgb`` and ``obs/eye_in_hand_rgb`` (T, H, W, 3).
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from dzrobot.documents import parse_json, shorten
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.libero.hdf5_file import Hdf5Group, Hdf5Table, open_hdf5
 from dzrobot.envs.libero.suites import language_of
 from dzrobot.errors import DatasetError, counted, preview
-from dzrobot.files import diagnosed, stand_in, stand_ins
+from dzrobot.files import stand_in, stand_ins
+from dzrobot.foreign import LARGEST_BLOCK
 from dzrobot.importing import required
 from dzrobot.progress import Show
 from dzrobot.recording import EpisodeWriter
@@ -35,8 +38,12 @@ IDLE = 1e-4
 
 _VIEWS = {"video.image": "obs/agentview_rgb", "video.wrist_image": "obs/eye_in_hand_rgb"}
 _WIDTHS = {"actions": 7, "obs/ee_states": 6, "obs/gripper_states": 2}
+_CONVENTION = "macros_image_convention"
 _LAYOUTS = {"opengl": (slice(None, None, -1),) * 2, "opencv": (slice(None), slice(None, None, -1))}
 """How the file's images were read -> rows and columns that make them robosuite's, half turned."""
+
+_ROWS_AT_ONCE = 64
+"""Images that are read at once; fewer where they are large."""
 
 
 class _Problem(BaseModel):
@@ -169,13 +176,13 @@ def import_demonstrations(  # noqa: PLR0913
                 continue
             else:
                 try:
-                    content = _content(one)
+                    left, success = _write(writer, one, drop_idle=drop_idle)
                 except DatasetError as error:
+                    writer.discard()
                     if not skip_damaged:
                         raise
                     damaged.append(str(error))
                     continue
-                left, success = _write(writer, one, content, drop_idle=drop_idle)
                 facts = {"idle_rows_dropped": left} if drop_idle else {}
                 writer.save_episode(success=success, source=one.source, **facts)
             rows, idle = rows + one.rows - left, idle + left
@@ -209,54 +216,50 @@ def _files(source: Path) -> list[Path]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Hdf5Group]:
     """Yield the group ``data`` of a file.
 
     Raises:
         DatasetError: it is damaged, or has no such group.
     """
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            if not isinstance(file.get("data"), h5py.Group):
-                raise DatasetError(
-                    f"{path} has no group 'data', but {preview(file)}: it is none of LIBERO's files"
-                )
-            yield file["data"]
-    # h5py reports damage below the file's head as any of these.
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        what = "is not a whole HDF5 file of LIBERO: it is damaged or cut short"
-        reason = str(error).partition("\n")[0][:200]
-        raise DatasetError(
-            diagnosed(path, f"{what} ({reason}); copy or download it again")
-        ) from error
+    with open_hdf5(path) as root:
+        if (data := root.group("data")) is None:
+            raise DatasetError(
+                f"{path} has no group 'data', but {preview(root.names())}: it is not one of "
+                "LIBERO's files"
+            )
+        yield data
 
 
 def _listed(path: Path, prompt: Prompt) -> Iterator[Demonstration]:
     with _opened(path) as data:
         _refuse_raw(path, data)
-        names = [name for name in data if name.startswith("demo_") and name[5:].isdecimal()]
+        names = [name for name in data.names() if name.startswith("demo_")]
         if not names:
-            raise DatasetError(f"{path} has no group data/demo_N, but {preview(data)}")
+            raise DatasetError(f"{path} has no group data/demo_N, but {preview(data.names())}")
+        if odd := [name for name in names if not re.fullmatch("demo_[0-9]{1,9}", name)]:
+            raise DatasetError(f"{path} has data/{preview(odd)} where demo_NUMBER is expected")
         task = language_of(path.stem.removesuffix("_demo"))
         if prompt == "bddl":
             task = _instruction(path, data)
         for name in sorted(names, key=lambda name: int(name[5:])):
-            one = Demonstration(path, name, task, len(_values(path, data[name], "actions")))
+            demo = _demo(path, data, name)
+            one = Demonstration(path, name, task, _length(_values(demo, "actions")))
             for table in _WIDTHS:
-                _values(path, data[name], table)
+                _values(demo, table)
             for view in _VIEWS:
-                _images(one, data, view)
+                _images(one, demo, view)
             yield one
 
 
-def _refuse_raw(path: Path, data: Any) -> None:
+def _refuse_raw(path: Path, data: Hdf5Group) -> None:
     """Refuse what robosuite's collector writes: states to be played again, and no images."""
-    for name in data:
-        group = data[name]
-        raw = name.startswith("demo") and "states" in group and "actions" in group
-        if raw and "obs" not in group:
+    for name in data.names():
+        if not name.startswith("demo"):
+            continue
+        group = _demo(path, data, name)
+        names = group.names()
+        if "states" in names and "actions" in names and "obs" not in names:
             raise DatasetError(
                 f"{path} is a raw recording: {group.name} has states and actions, and no images "
                 "(no group obs). Play it again in the simulator with LIBERO's "
@@ -264,66 +267,68 @@ def _refuse_raw(path: Path, data: Any) -> None:
             )
 
 
-def _instruction(path: Path, data: Any) -> str:
+def _instruction(path: Path, data: Hdf5Group) -> str:
     where = f"{path}: the attribute problem_info of 'data'"
-    stated = data.attrs.get("problem_info", "")
-    content = stated if isinstance(stated, bytes) else str(stated).encode()
+    content = data.text("problem_info", "").encode("utf-8", "replace")
     written = parse_json(content, _Problem, where, DatasetError).language_instruction
-    return "".join(written).strip().strip('"')
+    instruction = "".join(written).strip().strip('"')
+    if not instruction.isprintable():
+        raise DatasetError(f"{where} holds control characters: {shorten(instruction)}")
+    return instruction
 
 
 def _robot(first: Demonstration) -> Embodiment:
     with _opened(first.path) as data:
-        shape = _images(first, data, "video.image").shape
+        demo = _demo(first.path, data, first.name)
+        shape = _images(first, demo, "video.image").shape or ()
     return load_embodiment("libero_sim").at_resolution(shape[1], shape[2])
 
 
-def _member(group: Any, name: str) -> Any:
-    """Return what is called ``name``, None if nothing is; ``get`` answers damage with None too."""
-    try:
-        return group[name]
-    except KeyError as error:
-        if "doesn't exist" in str(error) or "component not found" in str(error):
-            return None
-        raise
-
-
-def _values(path: Path, group: Any, name: str) -> Any:
-    """Return a table of a demonstration; its shape is checked, its numbers are not read."""
-    found = _member(group, name)
-    width = _WIDTHS[name]
-    if found is None or found.shape[1:] != (width,) or not found.shape[0]:
-        given = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
-        raise DatasetError(f"{path}: {group.name}/{name} {given}; expected (rows, {width})")
+def _demo(path: Path, data: Hdf5Group, name: str) -> Hdf5Group:
+    found = data.group(name)
+    if found is None:
+        raise DatasetError(f"{path}: {data.name}/{name} leads to nothing")
     return found
 
 
-def _images(one: Demonstration, data: Any, key: str) -> Any:
-    found = _member(data[one.name], _VIEWS[key])
+def _length(table: Hdf5Table) -> int:
+    return table.shape[0] if table.shape else 0
+
+
+def _described(table: Hdf5Table) -> str:
+    return f"is {table.dtype} {'without numbers' if table.shape is None else table.shape}"
+
+
+def _values(group: Hdf5Group, name: str) -> Hdf5Table:
+    """Return a table of a demonstration; its shape is checked, its numbers are not read."""
+    found, width = group.table(name), _WIDTHS[name]
+    if found is None:
+        raise DatasetError(f"{group.where}/{name} is missing; expected (rows, {width})")
+    if not _length(found) or found.shape is None or found.shape[1:] != (width,):
+        raise DatasetError(f"{found.where} {_described(found)}; expected (rows, {width})")
+    if found.dtype.kind not in "biuf":
+        raise DatasetError(f"{found.where} {_described(found)}; expected numbers")
+    return found
+
+
+def _images(one: Demonstration, demo: Hdf5Group, key: str) -> Hdf5Table:
+    found = demo.table(_VIEWS[key])
     expected = f"({one.rows}, height, width, 3) uint8"
-    if found is None or found.dtype != np.uint8 or found.shape[:1] + found.shape[3:] != (
-        one.rows, 3,
-    ):  # fmt: skip
-        given = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
-        if found is not None and (kind := _encoding(found)):
+    if found is None:
+        raise DatasetError(f"{demo.where}/{_VIEWS[key]} is missing; expected {expected}")
+    shape = found.shape or ()
+    if found.dtype != np.uint8 or shape[:1] + shape[3:] != (one.rows, 3) or 0 in shape:
+        head = found.head()
+        if kind := next((kind for begin, kind in _ENCODINGS.items() if head.startswith(begin)), ""):
             raise DatasetError(
-                f"{one.path}: {one.name}/{_VIEWS[key]} holds images encoded as {kind}, which are "
-                f"not read; decode them first: expected {expected}"
+                f"{found.where} holds images encoded as {kind}, which are not read; decode them "
+                f"first: expected {expected}"
             )
-        raise DatasetError(f"{one.path}: {one.name}/{_VIEWS[key]} {given}; expected {expected}")
+        raise DatasetError(f"{found.where} {_described(found)}; expected {expected}")
     return found
 
 
 _ENCODINGS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"RIFF": "WebP", b"BM": "BMP"}
-
-
-def _encoding(table: Any) -> str | None:
-    """Return how the first image of a table is encoded; None if it is not."""
-    if not table.shape or not table.shape[0] or table.ndim > 2:
-        return None
-    first = table[0]
-    head = bytes(first if isinstance(first, bytes) else np.atleast_1d(first)[:16])
-    return next((kind for start, kind in _ENCODINGS.items() if head.startswith(start)), None)
 
 
 def _check_continues(
@@ -357,47 +362,49 @@ def _check_continues(
     return lost
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What one demonstration holds, read as a whole: damage is found before a row is written."""
+def _write(
+    writer: EpisodeWriter, one: Demonstration, *, drop_idle: bool
+) -> tuple[int, bool | None]:
+    """Add the rows of one demonstration; return how many were left out, and its success.
 
-    table: dict[str, Array]
-    views: dict[str, NDArray[np.uint8]]
-    layout: tuple[slice, ...]
-    success: bool | None
+    Images are read a few rows at a time. Damage may be found after some rows were added.
 
-
-def _content(one: Demonstration) -> _Content:
+    Raises:
+        DatasetError: it is damaged, or holds something else than demonstrations do.
+    """
     with _opened(one.path) as data:
-        group, layout = data[one.name], data.attrs.get("macros_image_convention", "opengl")
+        demo, layout = _demo(one.path, data, one.name), data.text(_CONVENTION, "opengl")
         if layout not in _LAYOUTS:
             raise DatasetError(
-                f"{one.path}: macros_image_convention is {shorten(layout)}; "
-                f"known are {', '.join(_LAYOUTS)}"
+                f"{one.path}: {_CONVENTION} is {shorten(layout)}; known are {', '.join(_LAYOUTS)}"
             )
-        table = {name: np.asarray(_values(one.path, group, name), np.float32) for name in _WIDTHS}
+        table = {name: _values(demo, name).finite() for name in _WIDTHS}
         if len({len(rows) for rows in table.values()}) > 1:
             raise DatasetError(f"{one.source}: its tables differ in length")
-        views = {key: np.asarray(_images(one, data, key)) for key in _VIEWS}
-        ended = _member(group, "dones")
-        success = None if ended is None or not len(ended) else bool(ended[-1])
-        return _Content(table, views, _LAYOUTS[layout], success)
+        success = _success(demo, one.rows)
+        views = {key: _images(one, demo, key) for key in _VIEWS}
+        actions = table["actions"]
+        idle = idle_rows(actions) if drop_idle else np.zeros(len(actions), bool)
+        states = np.concatenate([table["obs/ee_states"], table["obs/gripper_states"]], axis=1)
+        size = max(view.row_bytes for view in views.values())
+        step = max(1, min(_ROWS_AT_ONCE, LARGEST_BLOCK // 4 // size))
+        for start in range(0, one.rows, step):
+            seen = {key: view.numbers(start, start + step) for key, view in views.items()}
+            for row in start + np.flatnonzero(~idle[start : start + step]):
+                images = {
+                    key: np.ascontiguousarray(block[row - start][_LAYOUTS[layout]])
+                    for key, block in seen.items()
+                }
+                task = {writer.embodiment.language: one.task}
+                writer.add_frame({**images, "state.state": states[row], **task}, actions[row])
+        return int(idle.sum()), success
 
 
-def _write(
-    writer: EpisodeWriter, one: Demonstration, content: _Content, *, drop_idle: bool
-) -> tuple[int, bool | None]:
-    """Add the rows of one demonstration; return how many were left out, and its success."""
-    table = content.table
-    actions = table["actions"]
-    idle = idle_rows(actions) if drop_idle else np.zeros(len(actions), bool)
-    states = np.concatenate([table["obs/ee_states"], table["obs/gripper_states"]], axis=1)
-    language = writer.embodiment.language
-    for row in np.flatnonzero(~idle):
-        images = {
-            key: np.ascontiguousarray(view[row][content.layout])
-            for key, view in content.views.items()
-        }
-        seen = {**images, "state.state": states[row], language: one.task}
-        writer.add_frame(seen, actions[row])
-    return int(idle.sum()), content.success
+def _success(demo: Hdf5Group, rows: int) -> bool | None:
+    """Return whether the last of ``dones`` says so; None: the file does not say."""
+    ended = demo.table("dones")
+    if ended is None or ended.shape == (0,):
+        return None
+    if ended.shape != (rows,) or ended.dtype.kind not in "biuf":
+        raise DatasetError(f"{ended.where} {_described(ended)}; expected ({rows},) numbers")
+    return bool(ended.finite()[-1])

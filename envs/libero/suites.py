@@ -1,14 +1,12 @@
 """The tasks of LIBERO, LIBERO-PRO and LIBERO-Plus, read without importing LIBERO or torch."""
 
 import importlib.util
-import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +15,13 @@ from dzrobot.envs.libero.bddl import ProblemFile, read_problem
 from dzrobot.envs.libero.plus_variants import PlusVariant, variant_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
 from dzrobot.errors import ModalityError, SimulatorError, find
+from dzrobot.foreign import (
+    LARGEST_STARTS,
+    parsing,
+    read_member,
+    read_npy,
+    read_pickled_array,
+)  # fmt: skip
 from dzrobot.registration import LIBERO_SUITES, PLUS_SUITES, PRO_SUITES, Suite
 
 SUITES: Mapping[str, Suite] = {
@@ -185,50 +190,22 @@ def load_init_states(path: Traversable, *, single: bool = False) -> np.ndarray:
     Raises:
         SimulatorError: the file is missing or holds anything but one array of numbers.
     """
-    try:
-        with path.open("rb") as file:
-            if path.name.endswith(".npz"):
-                states = np.load(file, allow_pickle=False)["states"]
-            else:
-                states = _unpickled(file)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        # What is in a wheel is as published; hf-libero is files that may be lost.
-        remedy = "; reinstall hf-libero with `dzrobot libero setup`."
-        raise SimulatorError(
-            f"{path} holds no initial states ({error}){remedy if isinstance(path, Path) else ''}"
-        ) from error
-    if not isinstance(states, np.ndarray) or states.ndim != 2 - single:
-        raise SimulatorError(f"{path} holds {type(states).__name__}, not one table of states.")
+    # What is in a wheel is as published; hf-libero is files that may be lost.
+    files = isinstance(path, Path)
+    remedy = "reinstall hf-libero with `dzrobot libero setup`" if files else "download it again"
+    guard = parsing(str(path), SimulatorError, "holds no initial states", remedy)
+    with guard, path.open("rb") as file:
+        if path.name.endswith(".npz"):
+            states = read_npy(read_member(file, "states.npy", LARGEST_STARTS))
+        else:
+            states = read_pickled_array(read_member(file, "/data.pkl", LARGEST_STARTS))
+    if states.ndim != 2 - single or states.dtype.kind != "f" or not states.size:
+        given = f"{states.dtype} {states.shape}"
+        raise SimulatorError(f"{path} holds {given}, not one table of states; {remedy}.")
+    if not np.isfinite(states).all():
+        at = int(np.argmax(~np.isfinite(np.atleast_2d(states)).all(axis=1)))
+        raise SimulatorError(f"{path}: start {at} holds a number that is not finite; {remedy}.")
     return np.atleast_2d(states).astype(np.float64)
-
-
-def _unpickled(file: Any) -> Any:
-    with zipfile.ZipFile(file) as archive:
-        pickled = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-        if pickled is None:
-            raise pickle.UnpicklingError("there is no data.pkl in it")
-        with archive.open(pickled) as stream:
-            return _ArraysOnly(stream).load()
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Loads NumPy arrays and nothing else."""
-
-    _ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a part of an array")
-        # NumPy 2 moved the module; the old name warns.
-        return super().find_class(module_name.replace(".core.", "._core."), global_name)
 
 
 @cache

@@ -39,7 +39,8 @@ from dzrobot.envs.remote.exchange import (
     write_value,
 )
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
-from dzrobot.messages import LARGEST_MESSAGE, pack, unpack
+from dzrobot.foreign import LARGEST_MESSAGE
+from dzrobot.messages import pack, unpack
 from dzrobot.process import end_with_parent
 from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess, end_vanished
 

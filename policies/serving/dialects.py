@@ -21,7 +21,8 @@ from websockets.typing import Subprotocol
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
-from dzrobot.messages import LARGEST_MESSAGE, ArrayForm, pack
+from dzrobot.foreign import LARGEST_MESSAGE
+from dzrobot.messages import ArrayForm, pack
 from dzrobot.modality.window import Observation, array
 from dzrobot.policies.base import Leftover, Method, Plan
 from dzrobot.policies.serving.images import ImageCoding, read_images, write_images

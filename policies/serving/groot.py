@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment, Groot
-from dzrobot.errors import ConfigError, ProtocolError, ServerError
+from dzrobot.errors import ConfigError, ProtocolError, ServerError, printable
+from dzrobot.foreign import LARGEST_MESSAGE, parsing, read_npy
 from dzrobot.importing import required
 from dzrobot.messages import pack, unpack
 from dzrobot.modality.window import array
@@ -180,7 +181,15 @@ class GrootConnection:
                 )
             # Theirs is 0 to close and 1 to open, and only the side of a half counts.
             parts.append(np.sign(1 - 2 * part[0]) if name == self._names.opening else part[0])
-        return np.concatenate(parts, axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):
+            plan = np.concatenate(parts, axis=1).astype(np.float32)
+        if not np.isfinite(plan).all():
+            row = int(np.argmax(~np.isfinite(plan).all(axis=1)))
+            raise ServerError(
+                f"{self._server} answered a plan whose row {row} is {shorten(plan[row].tolist())}: "
+                "a number in it is not finite"
+            )
+        return plan
 
     def _ask(self, endpoint: str, data: Mapping[str, Any] | None, wait_s: float) -> Any:
         return self._fields(self._exchange(endpoint, data, wait_s)[1])
@@ -199,6 +208,7 @@ class GrootConnection:
         message = pack(request)
         if self._socket is None:
             self._socket = zmq.Context.instance().socket(zmq.REQ)
+            self._socket.maxmsgsize = LARGEST_MESSAGE
             try:
                 self._socket.connect("tcp://" + self._server.removeprefix(SCHEME))
             except zmq.ZMQError as error:
@@ -212,13 +222,16 @@ class GrootConnection:
         except zmq.Again as error:
             # A socket of this kind must be answered before it sends again.
             self.close()
-            raise ServerError(f"{self._server} has not answered within {wait_s:g} s") from error
+            raise ServerError(
+                f"{self._server} has not answered within {wait_s:g} s, or with more than "
+                f"{LARGEST_MESSAGE // 2**20} MiB, which are not read"
+            ) from error
         return message, answer
 
     def _fields(self, answer: bytes) -> Any:
         fields = unpack(answer)
         if isinstance(fields, dict) and "error" in fields:
-            raise ServerError(f"{self._server} refuses: {str(fields['error'])[:2000]}")
+            raise ServerError(f"{self._server} refuses: {printable(str(fields['error']), 2000)}")
         return fields
 
 
@@ -230,15 +243,12 @@ def _npy(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _array_of(found: object) -> NDArray[Any] | None:
-    """Return the array that a map holds; None if it holds none."""
+    """Return the array that a map holds; None if it is not such a map.
+
+    Raises:
+        ServerError: it holds something else than numbers.
+    """
     if not isinstance(found, dict) or not isinstance(found.get(_BYTES), bytes):
         return None
-    file = io.BytesIO(found[_BYTES])
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        values: NDArray[Any] = np.frombuffer(found[_BYTES], dtype, offset=file.tell())
-        return values.reshape(shape, order="F" if is_fortran else "C")
-    except (ValueError, EOFError):
-        return None
+    with parsing("the server's array", ServerError, "cannot be read", "see what it sends"):
+        return read_npy(found[_BYTES])

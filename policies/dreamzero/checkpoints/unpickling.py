@@ -8,16 +8,16 @@ an archive can unpack to a thousand times its size.
 
 import io
 import pickle
-import pickletools
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO
 
 import torch
 
 from dzrobot.errors import CheckpointError
 from dzrobot.files import diagnosed, stand_in
+from dzrobot.foreign import check_announced
 
 MAX_DESCRIPTION = 1 << 30
 """Bytes of a pickle of descriptions; one of 1,828 tensors on 64 devices has less than 64 MiB."""
@@ -30,54 +30,6 @@ MALFORMED = (
 
 _LEGACY_PICKLES = 5
 """A file from before torch 1.6 begins with so many pickles; raw numbers follow."""
-
-
-class _Announced:
-    """A file that never reads more than it has: asking for more is an error, not an allocation."""
-
-    def __init__(self, handle: BinaryIO) -> None:
-        self._handle = handle
-        here = handle.tell()
-        self._end = handle.seek(0, io.SEEK_END)
-        handle.seek(here)
-
-    @property
-    def left(self) -> int:
-        """Return the bytes from here to the end."""
-        return self._end - self._handle.tell()
-
-    def read(self, size: int) -> bytes:
-        """Return ``size`` bytes."""
-        if size > self.left:
-            raise ValueError(f"it announces {size} bytes where {self.left} are left")
-        return self._handle.read(size)
-
-    def readline(self) -> bytes:
-        """Return the rest of a line."""
-        return self._handle.readline()
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._handle.tell()
-
-
-def check_announced(handle: BinaryIO, count: int = 1) -> None:
-    """Check that ``count`` pickles, read from here on, announce no more than the file holds.
-
-    Raises:
-        ValueError: One does, or is not a pickle.
-    """
-    reader = _Announced(handle)
-    for _ in range(count):
-        opcodes = pickletools.genops(cast("IO[bytes]", reader))
-        for number, (opcode, argument, _) in enumerate(opcodes):
-            if not isinstance(argument, int):
-                continue
-            if opcode.name == "FRAME" and argument > reader.left:
-                raise ValueError(f"it announces a frame of {argument} bytes")
-            # Writers count places up from zero; a reader makes room for all below the highest.
-            if opcode.name.endswith("PUT") and argument > number:
-                raise ValueError(f"it asks for {argument} places in memory")
 
 
 class _ListedClasses(pickle.Unpickler):
