@@ -4,7 +4,13 @@
 names below are loaded when they are used first.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING
+
+if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (imports nothing more)
+    # `python -m` looks in the current folder first: a numpy.py there would be taken for NumPy.
+    sys.path.append(sys.path.pop(0))
 
 from dzrobot.importing import lazy_exports
 from dzrobot.registration import register_envs

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import logging
 import os
 import signal
 import sys
@@ -17,7 +16,13 @@ from dzrobot import __version__
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
 from dzrobot.importing import current_folder_importable
-from dzrobot.process import Terminated, end_with_launcher, exit_code, is_first_to_report
+from dzrobot.process import (
+    Terminated,
+    end_with_launcher,
+    exit_code,
+    is_first_to_report,
+    log_escaped,
+)
 
 GROUPS = {
     "evaluate": {
@@ -199,7 +204,7 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
             _report(message)
         return int(stop.code or 0)
     sys.stderr.write(captured.getvalue())
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_escaped()
     code: int = command.run(arguments)
     return code
 

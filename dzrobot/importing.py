@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import logging
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ from dzrobot.errors import (
     printable,
     suggest,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -127,6 +131,23 @@ def load_reference(text: str, kind: str, expected: Any = object) -> Any:
     )
 
 
+SLOW_IMPORT_S = 10.0
+"""After how long the user is told which module is still being imported."""
+
+
+@contextmanager
+def _told_if_slow(name: str, what: str) -> Iterator[None]:
+    """Say, once, that the module takes long: one that hangs would be silent for ever."""
+    said = f"{what}: the module {name!r} is still being imported after {SLOW_IMPORT_S:g} s"
+    timer = threading.Timer(SLOW_IMPORT_S, _log.warning, [f"{said}; Ctrl-C ends it"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def load_module(name: str, what: str) -> ModuleType:
     """Return the module ``name``; the import path is searched, then the current folder.
 
@@ -138,7 +159,7 @@ def load_module(name: str, what: str) -> ModuleType:
         UnknownNameError: no such module.
         ConfigError: it raises an error itself; names the error, its file and line.
     """
-    with current_folder_importable():
+    with current_folder_importable(), _told_if_slow(name, what):
         try:
             return importlib.import_module(name)
         except MissingDependencyError:

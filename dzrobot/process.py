@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, printable
 
 
 def world_size() -> int:
@@ -65,6 +66,26 @@ def _number(variable: str, alone: int) -> int:
 
 
 _PR_SET_PDEATHSIG = 1
+
+
+_LONGEST_LOGGED = 4000
+"""Characters of one line of a log."""
+
+
+class EscapedFormatter(logging.Formatter):
+    """Writes records of a log so that texts from others cannot move a terminal's cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record, control characters escaped."""
+        lines = super().format(record).split("\n")
+        return "\n".join(printable(line, _LONGEST_LOGGED) for line in lines)
+
+
+def log_escaped(form: str = "%(levelname)s %(name)s: %(message)s", *, dates: str = "") -> None:
+    """Write warnings of this process to stderr, unless its log is set up already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(EscapedFormatter(form, dates or None))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def end_with_parent(pid: int | None = None) -> None:

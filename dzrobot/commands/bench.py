@@ -100,7 +100,9 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--pairs", type=flags.whole(2, 1000),
         help=f"with --against TREE: how often both are measured (default: {PAIRS})",
     )  # fmt: skip
-    parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument(
+        "--json", type=flags.output, metavar="FILE", help="write the numbers to FILE"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

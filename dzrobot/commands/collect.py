@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulators at the same time, without --ray",
     )  # fmt: skip
     add_ray(parser)
-    parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
+    parser.add_argument("--output", type=flags.output, required=True, help="folder of the dataset")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also say how far the kept predicted video goes along with success, in each run and "
         "in all",
     )  # fmt: skip
-    parser.add_argument("--json", type=flags.path, metavar="FILE", help="write the numbers to FILE")
+    parser.add_argument(
+        "--json", type=flags.output, metavar="FILE", help="write the numbers to FILE"
+    )
     parser.add_argument("--flips", action="store_true", help="list the episodes that differ")
 
 

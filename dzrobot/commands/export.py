@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which (default: the newest whole one)",
     )
     parser.add_argument(
-        "--output", type=flags.path, metavar="DIR", help="default: RUN/export/step_N"
+        "--output", type=flags.output, metavar="DIR", help="default: RUN/export/step_N"
     )
     parser.add_argument(
         "--base", type=flags.text, nargs="+", default=[], metavar="PATH",

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out files and demonstrations that cannot be read, and say which",
     )  # fmt: skip
     flags.add_dataset_format(parser)
-    parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
+    parser.add_argument("--output", type=flags.output, required=True, help="folder of the dataset")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="KEY=VALUE", help="under RLinf's names; wins over the file"
     )
     parser.add_argument(
-        "--output", type=flags.path, metavar="FILE",
+        "--output", type=flags.output, metavar="FILE",
         help="recipe (.yaml) or command (.sh) to write (default: its name with _dzrobot, in this "
         "folder)",
     )  # fmt: skip

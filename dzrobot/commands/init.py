@@ -11,7 +11,7 @@ SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init``."""
-    parser.add_argument("output", type=flags.path, help="checkpoint folder to make")
+    parser.add_argument("output", type=flags.output, help="checkpoint folder to make")
     parser.add_argument(
         "--embodiment", type=flags.text, default="libero_mini",
         help="robot of the recordings: a built-in tag, or module:NAME",

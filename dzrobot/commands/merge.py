@@ -15,7 +15,7 @@ SUMMARY = "put shards of one evaluation together"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot merge``."""
-    parser.add_argument("output", type=flags.path, help="folder for the whole")
+    parser.add_argument("output", type=flags.output, help="folder for the whole")
     parser.add_argument(
         "parts", type=flags.path, nargs="+", help="folders of `dzrobot eval --shard I/N`"
     )

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of training runs, or of `dzrobot eval --steps`",
     )  # fmt: skip
     parser.add_argument(
-        "--output", type=flags.path, metavar="DIR", help="default: RUN/plots of the first run"
+        "--output", type=flags.output, metavar="DIR", help="default: RUN/plots of the first run"
     )
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"Keyboard: {KEYBOARD_HELP}."
     )
     add_workcell(parser)
-    parser.add_argument("--output", type=flags.path, required=True, help="folder of the dataset")
+    parser.add_argument("--output", type=flags.output, required=True, help="folder of the dataset")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--keyboard", action="store_true", help="drive by keys")
     source.add_argument(

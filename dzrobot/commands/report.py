@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="results of the same episodes, to stand beside it",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=flags.path, metavar="DIR", help="default: RESULTS/report"
+        "-o", "--output", type=flags.output, metavar="DIR", help="default: RESULTS/report"
     )
     parser.add_argument(
         "--foreign", type=flags.path, action="append", default=[], metavar="FILE",

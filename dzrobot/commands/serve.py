@@ -105,7 +105,7 @@ def _policy(group: Any) -> None:
         noise={"choices": ["fixed", "keyed"], "help": "of plans: always the same, or by episode"},
     )
     group.add_argument(
-        "--record", type=flags.path, metavar="DIR",
+        "--record", type=flags.output, metavar="DIR",
         help="keep what clients sent and got: a LeRobot dataset and requests.jsonl",
     )  # fmt: skip
 

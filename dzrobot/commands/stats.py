@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders or hub names",
     )  # fmt: skip
     parser.add_argument(
-        "--output", "--output-metadata", type=flags.path, required=True,
+        "--output", "--output-metadata", type=flags.output, required=True,
         help="metadata.json to write",
     )  # fmt: skip
     sampling = parser.add_argument_group(

@@ -41,7 +41,7 @@ from dzrobot.envs.remote.exchange import (
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
 from dzrobot.foreign import LARGEST_MESSAGE
 from dzrobot.messages import pack, unpack
-from dzrobot.process import end_with_parent
+from dzrobot.process import end_with_parent, log_escaped
 from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess, end_vanished
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,12 @@ class EnvServerOptions(ServerAccess):
 
     most: int = 8
     """Environments at a time."""
+
+    idle_s: Annotated[float, Flag(
+        "seconds without a request after which a client's environment is ended", least=0.001,
+        most=10**6,
+    )] = 1800.0  # fmt: skip
+    """Seconds between two requests of a client, which holds a seat meanwhile."""
 
     def __post_init__(self) -> None:
         faults = self.access_faults("this environment")
@@ -187,6 +193,11 @@ class EnvServer:
                     connection.send(answer)
             except ConnectionClosed:
                 return
+            except TimeoutError:
+                connection.send(
+                    f"no request within {self._options.idle_s:g} s: the environment was ended and "
+                    "its seat is free again (dzrobot serve-env --idle-s)"
+                )
             except (EOFError, OSError):
                 connection.send("the environment's process ended; the server's log says more")
 
@@ -200,7 +211,7 @@ class EnvServer:
 
     def _answered(self, connection: ServerConnection, host: Connection) -> bytes | None:
         """Return the answer to the client's next message; None once it has left."""
-        message = connection.recv()
+        message = connection.recv(timeout=self._options.idle_s)
         if isinstance(message, str):
             failure = Failure(error=ProtocolError.__name__, message="requests are binary messages")
             return pack(write(failure))
@@ -233,6 +244,7 @@ def _host_process(maker: Maker) -> Iterator[Connection]:
 
 def _host(link: Connection, maker: Maker) -> None:
     end_with_parent()
+    log_escaped()
     host = _Host(maker)
     try:
         while True:

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from websockets.typing import Subprotocol
 
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.embodiments.action_conventions import HandMotion, RotationForm
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ProtocolError
+from dzrobot.foreign import parsing
 
 SUBPROTOCOL = Subprotocol("dzrobot-env.v1")
 
@@ -71,7 +72,7 @@ class Facts(_Message):
     """What the environment says of itself, as in the attributes of a local one."""
 
     embodiment: Embodiment | None = None
-    control_hz: float | None = None
+    control_hz: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     init_states: int | None = None
     task: str | None = None
     hand: dict[str, Any] | None = None
@@ -86,7 +87,7 @@ class Made(_Message):
     observation_space: dict[str, Any]
     action_space: dict[str, Any]
     render_mode: str | None
-    render_fps: float | None
+    render_fps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
     facts: Facts
     about: dict[str, Any]
     """What a result depends on: the environment, its arguments, versions there."""
@@ -97,7 +98,7 @@ class Turn(_Message):
 
     observation: Any
     info: dict[str, Any]
-    reward: float = 0.0
+    reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     terminated: bool = False
     truncated: bool = False
 
@@ -125,6 +126,23 @@ def read(content: object, kind: Any, sender: str) -> Any:
     return validated(content, kind, f"the message of {sender}", ProtocolError)
 
 
+Numbers = tuple[Annotated[int, Field(ge=0, le=4096)], Annotated[int, Field(ge=0, le=4096)]]
+"""First and behind the last, of a state or an action."""
+
+
+class _Hand(_Message):
+    """Holds what `HandMotion` has, with pairs for its slices."""
+
+    position: Numbers
+    rotation: Numbers
+    rotation_form: RotationForm
+    fingers: Numbers
+    translation: Numbers
+    turn: Numbers
+    gripper: Annotated[int, Field(ge=0, le=4096)]
+    closes: Literal[-1, 1]
+
+
 def write_hand(hand: HandMotion | None) -> dict[str, Any] | None:
     """Return how a hand moves, without slices."""
     if hand is None:
@@ -143,11 +161,10 @@ def read_hand(given: Mapping[str, Any] | None) -> HandMotion | None:
     """
     if given is None:
         return None
-    whole: dict[str, Any] = {k: slice(*v) if isinstance(v, list) else v for k, v in given.items()}
-    try:
-        return HandMotion(**whole)
-    except TypeError as error:
-        raise ProtocolError(f"the server describes the hand in other fields: {error}") from error
+    hand = validated(given, _Hand, "the server's description of the hand", ProtocolError)
+    return HandMotion(
+        **{k: slice(*v) if isinstance(v, tuple) else v for k, v in vars(hand).items()}
+    )
 
 
 def write_value(value: object, place: str) -> Any:
@@ -253,13 +270,12 @@ def read_space(given: Mapping[str, Any]) -> spaces.Space[Any]:
     Raises:
         ProtocolError: it describes none.
     """
-    try:
+    with parsing(
+        "the environment server's description of a space", ProtocolError,
+        f"is none: {shorten(dict(given))}", "serve it with the same version of dzrobot",
+    ):  # fmt: skip
         space: spaces.Space[Any] = _SPACES[given["kind"]](given)
         return space
-    except (LookupError, AttributeError, TypeError, ValueError, AssertionError) as error:
-        raise ProtocolError(
-            f"the environment server describes a space by {shorten(dict(given))}, which is none"
-        ) from error
 
 
 def _read_box(given: Mapping[str, Any]) -> spaces.Box:

@@ -342,7 +342,10 @@ class PolicyServer:
     ) -> None:
         session.plans += 1
         session.frames += frames
-        _log.info(
+        # The 1st, 2nd, 4th, 8th ...: a robot asks for plans for as long as the server runs.
+        seldom = session.plans & (session.plans - 1)
+        _log.log(
+            logging.DEBUG if seldom else logging.INFO,
             "client %d session %s: plan %d from %d frames, waited %.1f ms, planned %.1f ms with %d",
             client.number, shorten(session.id), session.plans, frames,
             plan.timing["queue_ms"], plan.timing["total_ms"], plan.batch,

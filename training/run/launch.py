@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.files import explained, locked
-from dzrobot.process import exit_code, is_first_to_report
+from dzrobot.process import EscapedFormatter, exit_code, is_first_to_report, log_escaped
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Recipe, then ``section.field=value`` each.
     """
     is_main = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(format=_STAMP, datefmt="%H:%M:%S")
+    log_escaped(_STAMP, dates="%H:%M:%S")
     # Under `dzrobot train` the root logger is set up already, for warnings.
     logging.getLogger("dzrobot").setLevel(logging.INFO if is_main else logging.WARNING)
     try:
@@ -142,7 +142,7 @@ def run_folder(folder: Path, world: "DistributedEnvironment") -> Iterator[None]:
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
     handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_STAMP))
+    handler.setFormatter(EscapedFormatter(_STAMP))
     logger = logging.getLogger("dzrobot")
     level = logger.level
     logger.setLevel(logging.INFO)

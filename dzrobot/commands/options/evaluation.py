@@ -93,7 +93,9 @@ def add_acting(group: Any, *, without: Sequence[str] = ()) -> None:
 
 def add_how(group: Any) -> None:
     """Declare what changes no result."""
-    group.add_argument("--output", type=flags.path, help="results folder (default: below results/)")
+    group.add_argument(
+        "--output", type=flags.output, help="results folder (default: below results/)"
+    )
     usual = f"simulators (default: {WORKERS}); an arm takes one process"
     flags.declare(group, RunOptions, workers={"help": usual})
     add_cluster(group)

@@ -89,6 +89,11 @@ def path(written: str) -> Path:
     return Path(written)
 
 
+def output(written: str) -> Path:
+    """Type of a path that is written to: absolute, as code of a user's may change the folder."""
+    return path(written).absolute()
+
+
 def names(written: str) -> tuple[str, ...]:
     """Type of ``a,b``: names, each once."""
     listed = written.split(",")

@@ -25,7 +25,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ErrorCapture, ProtocolError
 from dzrobot.files import explained, write_json
-from dzrobot.process import end_with_parent
+from dzrobot.process import end_with_parent, log_escaped
 from dzrobot.recording import EpisodeWriter, formats
 from dzrobot.rollout.demonstrations.record import (
     NO_START,
@@ -275,6 +275,7 @@ def _pool(workers: int | Cluster) -> Iterator[_AttemptPool]:
 
 def _adopt(environment: Mapping[str, str]) -> None:
     end_with_parent()
+    log_escaped()
     os.environ.update(environment)
 
 

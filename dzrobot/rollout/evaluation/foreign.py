@@ -5,6 +5,8 @@ table of episodes that MolmoSpaces logs to Weights & Biases, exported there as C
 """
 
 import csv
+import io
+import itertools
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.documents import read_bytes, read_json, shorten
 from dzrobot.errors import ProtocolError
+from dzrobot.foreign import MOST_ROWS, MOST_TEXT, parsing
 from dzrobot.rollout.protocol import Count
 
 TaskKey = tuple[str, int] | str
@@ -24,6 +27,13 @@ TaskKey = tuple[str, int] | str
 
 Outcome = tuple[TaskKey, bool | None]
 """Outcome of one episode; None for an error."""
+
+_MOST_TASKS = 20_000
+"""Of one result; LIBERO-Plus has 10,030."""
+
+_OPERATIONS, _MOST_LOOKS = 100_000, 1000
+"""Operations of SQLite's machine between two looks, and looks: reading a million episodes needs a
+tenth of them."""
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -86,6 +96,9 @@ def read_foreign(path: Path) -> ForeignResult:
     if path.suffix == ".csv":
         return _counted(path, "MolmoSpaces", _molmospaces(path))
     info = read_json(path, _LeRobotInfo, ProtocolError)
+    keys = Counter((task.task_group, task.task_id) for task in info.per_task)
+    if twice := [key for key, times in keys.items() if times > 1]:
+        raise ProtocolError(f"{path} lists the task {shorten(twice[0])} more than once")
     outcomes = (
         ((task.task_group, task.task_id), won)
         for task in info.per_task
@@ -98,7 +111,12 @@ def _counted(path: Path, program: str, outcomes: Iterable[Outcome]) -> ForeignRe
     won: Counter[TaskKey] = Counter()
     finished: Counter[TaskKey] = Counter()
     errors = 0
-    for key, success in outcomes:
+    for number, (key, success) in enumerate(outcomes):
+        if number == MOST_ROWS or len(finished) > _MOST_TASKS:
+            raise ProtocolError(
+                f"{path} has more than {MOST_ROWS} episodes or {_MOST_TASKS} tasks; compare parts "
+                "of it"
+            )
         errors += success is None
         if success is not None:
             finished[key] += 1
@@ -113,38 +131,51 @@ def _vla_eval(path: Path) -> Iterator[Outcome]:
     known = {"success": True, "fail": False, "error": None}
     # Opened so that nothing is written, not even a journal.
     address = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-    try:
-        with closing(sqlite3.connect(address, uri=True)) as database:
-            query = "SELECT task_name, status FROM episode_results ORDER BY rowid"
-            rows = database.execute(query).fetchall()
-    except sqlite3.Error as error:
-        raise ProtocolError(f"{path} is not a whole recording of vla-eval: {error}") from error
-    for task, status in rows:
-        if status not in known or not isinstance(task, str):
-            raise ProtocolError(
-                f"{path}: an episode of task {shorten(task)} has the status {shorten(status)}; "
-                f"known are {', '.join(known)}"
-            )
-        yield _spoken(task), known[status]
+    whole = parsing(path, ProtocolError, "is not a whole recording of vla-eval")
+    with whole, closing(sqlite3.connect(address, uri=True)) as database:
+        _restrain(database)
+        stored = "SELECT rootpage FROM sqlite_master WHERE type='table' AND name='episode_results'"
+        # A view or a virtual table is a program of whoever wrote the file, and has no page.
+        if not (database.execute(stored).fetchone() or (0,))[0]:
+            raise ProtocolError(f"{path} has no stored table episode_results, as vla-eval's have")
+        for task, status in database.execute(
+            "SELECT task_name, status FROM episode_results ORDER BY rowid"
+        ):
+            if status not in known or not isinstance(task, str):
+                raise ProtocolError(
+                    f"{path}: an episode of task {shorten(task)} has the status {shorten(status)}; "
+                    f"known are {', '.join(known)}"
+                )
+            yield _spoken(task), known[status]
+
+
+def _restrain(database: sqlite3.Connection) -> None:
+    """Bound what reading ``database`` may take: its schema can compute without end."""
+    looks = itertools.count()
+    database.execute("PRAGMA trusted_schema=OFF")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_TEXT)
+    database.set_progress_handler(lambda: next(looks) >= _MOST_LOOKS, _OPERATIONS)
 
 
 def _molmospaces(path: Path) -> Iterator[Outcome]:
     known = {"Success": True, "Failed": False}
-    text = read_bytes(path, ProtocolError).decode("utf-8", "replace")
-    table = csv.DictReader(text.splitlines())
+    text = read_bytes(path, ProtocolError).decode("utf-8-sig", "replace")
     needed = ("task_description", "result")
-    if missing := [name for name in needed if name not in (table.fieldnames or ())]:
-        raise ProtocolError(
-            f"{path} has no column {' or '.join(missing)}: export MolmoSpaces' table "
-            "eval/video_results as CSV"
-        )
-    for number, row in enumerate(table, start=2):
-        if row["result"] not in known:
+    with parsing(path, ProtocolError, "is not a table that can be read", "export it again"):
+        # Not splitlines: a text may hold line breaks of other kinds.
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        if missing := [name for name in needed if name not in (table.fieldnames or ())]:
             raise ProtocolError(
-                f"{path}:{number}: result is {shorten(row['result'])}; allowed are "
-                f"{', '.join(known)}"
+                f"{path} has no column {' or '.join(missing)}: export MolmoSpaces' table "
+                "eval/video_results as CSV"
             )
-        yield _spoken(row["task_description"] or ""), known[row["result"]]
+        for row in table:
+            if row["result"] not in known:
+                raise ProtocolError(
+                    f"{path}:{table.line_num}: result is {shorten(row['result'])}; allowed are "
+                    f"{', '.join(known)}"
+                )
+            yield _spoken(row["task_description"] or ""), known[row["result"]]
 
 
 def _spoken(instruction: str) -> str:

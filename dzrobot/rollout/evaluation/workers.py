@@ -27,7 +27,7 @@ from dzrobot.policies.base import (
     Policy,
     end_all,
 )
-from dzrobot.process import end_with_parent
+from dzrobot.process import end_with_parent, log_escaped
 from dzrobot.rollout.environment import KeptEnvironment
 from dzrobot.rollout.episode import (
     Actor,
@@ -152,6 +152,7 @@ def _work(
     # Ctrl-C reaches every process of the terminal; the main one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    log_escaped()
     os.environ.update(environment)
     actor = None if runner.request.policy.in_worker else RemoteActor(connection)
     kept = KeptEnvironment()

@@ -159,8 +159,9 @@ def test_arrays_are_files_of_numpy():
     "file",
     [b"", b"no numpy", _npy(np.zeros(3))["as_npy"][:-1], _npy(np.array(["a"]))["as_npy"][:20]],
 )
-def test_what_is_no_array_of_numpys_is_none(file):
-    assert _array_of({"as_npy": file}) is None
+def test_what_is_not_an_array_of_numpys_is_refused(file):
+    with pytest.raises(ServerError, match="the server's array cannot be read"):
+        _array_of({"as_npy": file})
     assert _array_of(file) is None
 
 
