@@ -35,13 +35,13 @@ MOST_TEXT = 1024**2
 """Bytes of all texts of a message together: one rare letter makes four bytes of each other one."""
 
 MOST_AXES = 8
-"""Of one array of numbers."""
+"""Axes of one array of numbers."""
 
 MOST_EXPANDED = 1100
 """Bytes that one stored byte may become: deflate, the tightest packing in use, reaches 1,032."""
 
 MOST_ROWS = 1_000_000
-"""Of one episode, or episodes of one result: half a day at 20 Hz."""
+"""Rows of one episode, or episodes of one result; at 20 Hz, half a day."""
 
 LARGEST_SIDE = 8192
 """Pixels of an image."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from websockets.typing import Subprotocol
 
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.action_conventions import HandMotion, RotationForm
+from dzrobot.embodiments.action_conventions import ActionFrame, HandMotion, RotationForm
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ProtocolError
@@ -130,6 +130,9 @@ Numbers = tuple[Annotated[int, Field(ge=0, le=4096)], Annotated[int, Field(ge=0,
 """First and behind the last, of a state or an action."""
 
 
+Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class _Hand(_Message):
     """Holds what `HandMotion` has, with pairs for its slices."""
 
@@ -141,6 +144,9 @@ class _Hand(_Message):
     turn: Numbers
     gripper: Annotated[int, Field(ge=0, le=4096)]
     closes: Literal[-1, 1]
+    translation_m: Size
+    rotation_rad: Size
+    frame: ActionFrame = "base"
 
 
 def write_hand(hand: HandMotion | None) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ Outcome = tuple[TaskKey, bool | None]
 """Outcome of one episode; None for an error."""
 
 _MOST_TASKS = 20_000
-"""Of one result; LIBERO-Plus has 10,030."""
+"""Tasks of one result; LIBERO-Plus has 10,030."""
 
 _OPERATIONS, _MOST_LOOKS = 100_000, 1000
 """Operations of SQLite's machine between two looks, and looks: reading a million episodes needs a
