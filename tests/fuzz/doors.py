@@ -204,7 +204,7 @@ def _sources(file: Any, place: str, shape: tuple[int, ...], dtype: Any, other: P
     }  # fmt: skip
 
 
-def hdf5(draw: random.Random, folder: Path) -> Iterator[Case]:
+def hdf5(draw: random.Random, folder: Path) -> Iterator[Case]:  # noqa: PLR0915 (one door)
     """Yield files of demonstrations with one object or attribute exchanged, or bytes changed."""
     import h5py
 
@@ -261,9 +261,8 @@ def spoiled(draw: random.Random, content: bytes, head: int) -> bytes:
     changed = bytearray(content)
     for _ in range(draw.choice([1, 1, 2, 4])):
         at = draw.randrange(min(head, len(changed)) if draw.random() < 0.7 else len(changed))
-        changed[at] = draw.choice(
-            [0, 255, changed[at] ^ 1 << draw.randrange(8), draw.randrange(256)]
-        )
+        turned = changed[at] ^ 1 << draw.randrange(8)
+        changed[at] = draw.choice([0, 255, turned, draw.randrange(256)])
     return bytes(changed[: draw.randrange(len(changed))] if draw.random() < 0.1 else changed)
 
 
@@ -372,7 +371,10 @@ def _finite(values: Any) -> None:
 # ---- A policy server of GR00T's
 
 
-def groot(draw: random.Random, folder: Path) -> Iterator[Case]:
+def groot(  # noqa: C901, PLR0915 (one door)
+    draw: random.Random,
+    folder: Path,
+) -> Iterator[Case]:
     """Yield answers of a hostile server, over ZeroMQ."""
     import zmq
 
@@ -519,8 +521,11 @@ def environments(draw: random.Random, folder: Path) -> Iterator[Case]:
     """Yield what a hostile server of environments says of its environment and its steps."""
     from dzrobot.envs.remote.exchange import Made, Turn, read, read_hand, read_space
 
-    hand = {"position": [0, 3], "rotation": [3, 6], "rotation_form": "euler", "fingers": [6, 8],
-            "translation": [0, 3], "turn": [3, 6], "gripper": 6, "closes": 1, "translation_m": 0.05, "rotation_rad": 0.5, "frame": "base"}  # fmt: skip
+    hand = {
+        "position": [0, 3], "rotation": [3, 6], "rotation_form": "euler", "fingers": [6, 8],
+        "translation": [0, 3], "turn": [3, 6], "gripper": 6, "closes": 1, "translation_m": 0.05,
+        "rotation_rad": 0.5, "frame": "base",
+    }  # fmt: skip
     read_hand(hand)
     box = {"kind": "box", "low": np.zeros(3), "high": np.ones(3), "shape": [3], "dtype": "<f4"}
     facts = {"control_hz": 20.0, "init_states": 3, "task": "t", "hand": None, "prompt": None}
@@ -528,10 +533,8 @@ def environments(draw: random.Random, folder: Path) -> Iterator[Case]:
             "facts": facts, "about": {}}  # fmt: skip
     turn = {"observation": 1, "info": {}, "reward": 0.0, "terminated": False, "truncated": False}
     while True:
-        kind, value = (
-            draw.choice(["hand", "space", "facts", "made", "turn"]),
-            draw.choice(_ANYTHING),
-        )
+        kind = draw.choice(["hand", "space", "facts", "made", "turn"])
+        value = draw.choice(_ANYTHING)
         whole = {"hand": hand, "space": box, "facts": facts, "made": made, "turn": turn}[kind]
         key = draw.choice(list(whole))
         given = {**whole, key: value}
@@ -598,12 +601,13 @@ def main() -> None:
     parser.add_argument("--doors", nargs="+", default=list(DOORS), choices=list(DOORS))
     options = parser.parse_args()
     for name in options.doors:
+        sys.stdout.flush()
         counts = tried(DOORS[name], options.seed, options.each, options.folder / name)
         held = counts.pop("held", 0)
         whole = held + sum(n for fault, n in counts.items() if not fault.startswith(" "))
-        print(f"{name}: tried {whole}, held {held}", flush=True)
+        sys.stdout.write(f"{name}: tried {whole}, held {held}\n")
         for fault, count in sorted(counts.items(), key=lambda item: -item[1]):
-            print(f"  {count:5d} {fault}", flush=True)
+            sys.stdout.write(f"  {count:5d} {fault}\n")
 
 
 if __name__ == "__main__":
