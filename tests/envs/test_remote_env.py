@@ -282,6 +282,17 @@ def test_a_full_server_says_so_and_lets_the_next_one_in():
         remote(address, connect_s=60).close()
 
 
+def test_a_silent_client_gives_its_seat_up_and_begins_anew():
+    with serving("dzrobot/point-v0", most=1, idle_s=0.5) as address:
+        silent = remote(address)
+        other = remote(address, connect_s=60)
+        other.close()
+        with pytest.raises(ServerError, match="its seat is free again"):
+            silent.reset()
+        silent.reset(seed=1)
+        silent.close()
+
+
 def test_a_server_with_a_key_wants_it(tmp_path):
     key = tmp_path / "key"
     key.write_text("secret\n")
@@ -350,5 +361,5 @@ def test_an_environment_that_does_not_exist_is_refused_at_start(arguments, capsy
 
 @pytest.mark.parametrize("given", [{}, {"kind": "box"}, {"kind": "dict", "parts": 3}])
 def test_what_is_no_space_is_refused(given):
-    with pytest.raises(ProtocolError, match="describes a space by"):
+    with pytest.raises(ProtocolError, match="description of a space is none"):
         read_space(given)
