@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import gymnasium as gym
 import numpy as np
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 from websockets.sync.server import Server, ServerConnection, serve
@@ -194,10 +195,8 @@ class EnvServer:
             except ConnectionClosed:
                 return
             except TimeoutError:
-                connection.send(
-                    f"no request within {self._options.idle_s:g} s: the environment was ended and "
-                    "its seat is free again (dzrobot serve-env --idle-s)"
-                )
+                silent = f"no request within {self._options.idle_s:g} s (serve-env --idle-s)"
+                connection.close(CloseCode.POLICY_VIOLATION, silent)
             except (EOFError, OSError):
                 connection.send("the environment's process ended; the server's log says more")
 
