@@ -287,7 +287,7 @@ def test_a_silent_client_gives_its_seat_up_and_begins_anew():
         silent = remote(address)
         other = remote(address, connect_s=60)
         other.close()
-        with pytest.raises(ServerError, match="no request within 0.5 s"):
+        with pytest.raises(ServerError, match="no request within"):
             silent.reset()
         silent.reset(seed=1)
         silent.close()
