@@ -343,18 +343,16 @@ class PolicyServer:
         session.plans += 1
         session.frames += frames
         # The 1st, 2nd, 4th, 8th ...: a robot asks for plans for as long as the server runs.
-        seldom = session.plans & (session.plans - 1)
-        _log.log(
-            logging.DEBUG if seldom else logging.INFO,
-            "client %d session %s: plan %d from %d frames, waited %.1f ms, planned %.1f ms with %d",
-            client.number, shorten(session.id), session.plans, frames,
-            plan.timing["queue_ms"], plan.timing["total_ms"], plan.batch,
-        )  # fmt: skip
+        if not session.plans & (session.plans - 1):
+            _log.info(
+                "client %d session %s: plan %d from %d frames, waited %.1f, took %.1f ms with %d",
+                client.number, shorten(session.id), session.plans, frames,
+                plan.timing["queue_ms"], plan.timing["total_ms"], plan.batch,
+            )  # fmt: skip
         sparse = self._policy.history != "off" and session.frames == session.plans
         if sparse and session.plans == _SPARSE_PLANS:
             _log.warning(
-                "client %d session %s sends 1 frame per plan of %d steps; the policy was trained "
-                "on 4: send stacks of the last frames",
+                "client %d session %s sends 1 frame per plan of %d steps; send stacks of the last 4",
                 client.number, shorten(session.id), self._robot.timing.action_horizon,
             )  # fmt: skip
 

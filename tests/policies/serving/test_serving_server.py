@@ -482,7 +482,7 @@ def test_the_log_grows_slowly_and_has_no_frames(caplog):
     plans = [line for line in lines if ": plan " in line]
     assert [re.search(r"plan (\d+)", line)[1] for line in plans] == ["1", "2", "4", "8", "16"]
     assert all("\n" not in line and len(line) < 300 for line in lines)
-    assert len([line for line in lines if "trained on 4" in line]) == 1
+    assert len([line for line in lines if "stacks of the last 4" in line]) == 1
 
 
 def test_what_clients_sent_and_got_is_kept(tmp_path):
