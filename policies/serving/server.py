@@ -352,7 +352,7 @@ class PolicyServer:
         sparse = self._policy.history != "off" and session.frames == session.plans
         if sparse and session.plans == _SPARSE_PLANS:
             _log.warning(
-                "client %d session %s sends 1 frame per plan of %d steps; send stacks of the last 4",
+                "client %d session %s sends 1 frame a plan of %d steps; send stacks of the last 4",
                 client.number, shorten(session.id), self._robot.timing.action_horizon,
             )  # fmt: skip
 
