@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dzrobot.errors import DzrobotError, printable
 from dzrobot.files import diagnosed, stand_in
-from dzrobot.foreign import DEEPEST_DOCUMENT, LARGEST_DOCUMENT, parsing
+from dzrobot.untrusted import DEEPEST_DOCUMENT, LARGEST_DOCUMENT, parsing
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.foreign import DEEPEST_MESSAGE, MOST_AXES, MOST_ITEMS, MOST_TEXT, parsing
+from dzrobot.untrusted import DEEPEST_MESSAGE, MOST_AXES, MOST_ITEMS, MOST_TEXT, parsing
 
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])\Z")
 _ARRAY, _NUMBER = b"__ndarray__", b"__npgeneric__"

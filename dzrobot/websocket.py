@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 from dzrobot.declared import Flag
 from dzrobot.documents import read_bytes
 from dzrobot.errors import ConfigError, ServerError
-from dzrobot.foreign import LARGEST_MESSAGE
+from dzrobot.untrusted import LARGEST_MESSAGE
 
 PING_S, PONG_S = 60, 600
 """As in DreamZero's clients: a client that is busy with its robot is not a dead one."""

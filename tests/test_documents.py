@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dzrobot.documents import parse_json, read_json, read_json_lines
 from dzrobot.errors import DatasetError, DzrobotError
-from dzrobot.foreign import LARGEST_DOCUMENT
+from dzrobot.untrusted import LARGEST_DOCUMENT
 
 
 class Info(BaseModel):

@@ -24,11 +24,11 @@ from dzrobot.envs.libero.hdf5_file import Hdf5Group, Hdf5Table, open_hdf5
 from dzrobot.envs.libero.suites import language_of
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.files import stand_in, stand_ins
-from dzrobot.foreign import LARGEST_BLOCK
 from dzrobot.importing import required
 from dzrobot.progress import Show
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.catalog import episode_facts
+from dzrobot.untrusted import LARGEST_BLOCK
 
 Array = NDArray[np.float32]
 Prompt = Literal["name", "bddl"]

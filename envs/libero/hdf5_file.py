@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
 from dzrobot.errors import DatasetError, printable
-from dzrobot.foreign import (
+from dzrobot.untrusted import (
     LARGEST_BLOCK,
     LARGEST_DOCUMENT,
     LARGEST_SIDE,

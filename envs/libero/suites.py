@@ -15,14 +15,14 @@ from dzrobot.envs.libero.bddl import ProblemFile, read_problem
 from dzrobot.envs.libero.plus_variants import PlusVariant, variant_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
 from dzrobot.errors import ModalityError, SimulatorError, find
-from dzrobot.foreign import (
+from dzrobot.registration import LIBERO_SUITES, PLUS_SUITES, PRO_SUITES, Suite
+from dzrobot.untrusted import (
     LARGEST_STARTS,
     parsing,
     read_member,
     read_npy,
     read_pickled_array,
 )  # fmt: skip
-from dzrobot.registration import LIBERO_SUITES, PLUS_SUITES, PRO_SUITES, Suite
 
 SUITES: Mapping[str, Suite] = {
     suite.name: suite for suite in (*LIBERO_SUITES, *PRO_SUITES, *PLUS_SUITES)

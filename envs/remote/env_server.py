@@ -40,9 +40,9 @@ from dzrobot.envs.remote.exchange import (
     write_value,
 )
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
-from dzrobot.foreign import LARGEST_MESSAGE
 from dzrobot.messages import pack, unpack
 from dzrobot.process import end_with_parent, log_escaped
+from dzrobot.untrusted import LARGEST_MESSAGE
 from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess, end_vanished
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dzrobot.embodiments.action_conventions import ActionFrame, HandMotion, Rota
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ProtocolError
-from dzrobot.foreign import parsing
+from dzrobot.untrusted import parsing
 
 SUBPROTOCOL = Subprotocol("dzrobot-env.v1")
 

@@ -21,11 +21,11 @@ from websockets.typing import Subprotocol
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
-from dzrobot.foreign import LARGEST_MESSAGE
 from dzrobot.messages import ArrayForm, pack
 from dzrobot.modality.window import Observation, array
 from dzrobot.policies.base import Leftover, Method, Plan
 from dzrobot.policies.serving.images import ImageCoding, read_images, write_images
+from dzrobot.untrusted import LARGEST_MESSAGE
 
 _LEAST_LIMIT = 16 * 1024**2
 """Bytes that a server reads of any message: images of a wrong size are then refused by name."""

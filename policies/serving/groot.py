@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment, Groot
 from dzrobot.errors import ConfigError, ProtocolError, ServerError, printable
-from dzrobot.foreign import LARGEST_MESSAGE, parsing, read_npy
 from dzrobot.importing import required
 from dzrobot.messages import pack, unpack
 from dzrobot.modality.window import array
 from dzrobot.policies.serving.connection import ConnectOptions, ServerAnswer
 from dzrobot.policies.serving.dialects import Dialect
+from dzrobot.untrusted import LARGEST_MESSAGE, parsing, read_npy
 
 SCHEME = "zmq://"
 _ARRAY, _BYTES = "__ndarray_class__", "as_npy"

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dzrobot.documents import read_bytes, read_json, shorten
 from dzrobot.errors import ProtocolError
-from dzrobot.foreign import MOST_ROWS, MOST_TEXT, parsing
 from dzrobot.rollout.protocol import Count
+from dzrobot.untrusted import MOST_ROWS, MOST_TEXT, parsing
 
 TaskKey = tuple[str, int] | str
 """A suite and a task's number in it, or an instruction in lower case."""

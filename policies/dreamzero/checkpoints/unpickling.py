@@ -17,7 +17,7 @@ import torch
 
 from dzrobot.errors import CheckpointError
 from dzrobot.files import diagnosed, stand_in
-from dzrobot.foreign import check_announced
+from dzrobot.untrusted import check_announced
 
 MAX_DESCRIPTION = 1 << 30
 """Bytes of a pickle of descriptions; one of 1,828 tensors on 64 devices has less than 64 MiB."""
