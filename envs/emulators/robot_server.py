@@ -346,16 +346,17 @@ class RobotServer:
         client.commanding = True
         if order.finished:
             client.finishing = True
-            return self._hold()
+            # The last torque is one like the others; after it the arm's own controller holds.
+            if self.arm.generator is not Generator.NONE:
+                return self._hold()
         assert self.arm.generator is not None
         return order.target(self.arm.generator)
 
     def _hold(self) -> Target:
-        generator = self.arm.generator
-        kind = Generator.NONE if generator is Generator.NONE else Generator.JOINT_POSITION
         zeros = np.zeros(7)
         at = self.arm.reference_q.copy()
-        return Target(kind, at, zeros, self.arm.reference.pose, np.zeros(6), zeros)
+        pose = self.arm.reference.pose
+        return Target(Generator.JOINT_POSITION, at, zeros, pose, np.zeros(6), zeros)
 
     def _end_motion_if_due(self, client: EmulatorClient) -> None:
         if client.move_id is None:

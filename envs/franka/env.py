@@ -355,7 +355,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
 
     def rest(self) -> None:
         """Give control up between episodes; the arm comes to rest."""
-        self._control.release()
+        self._control.rest()
 
     def operator_stop(self) -> StoppedError:
         """Hold at once, from any thread; the episode ends and no reset moves until acknowledged.
@@ -425,7 +425,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         if state.errors or state.mode is Mode.REFLEX:
             _log.warning("clearing %s", ", ".join(state.errors) or "a reflex")
             self.arm.recover()
-        self._control.release()
+        if self._consent.is_asked:
+            self._control.rest()
+            if self.arm.state().errors:
+                self.arm.recover()
 
     def _approach(self, start: int) -> Reading:
         """Bring the arm to its start, with consent, and return the first reading there."""
@@ -436,17 +439,18 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         home_gripper(gripper, consent, settings)
         consent.show(ArmPhase.MOVING)
         open_gripper(gripper, settings, self._clock, self._control.check_latch)
-        self._control.travel(self.config.reset.start_pose(start))
+        place = self.config.reset.start_pose(start)
+        self._control.travel(place)
         if consent.is_asked:
             # No person reaches into the workspace of an arm that follows a controller.
-            self._control.release()
+            self._control.rest_for_person()
             consent.confirm(ArmPhase.SCENE, "Set the scene, stand clear, press Enter.")
         if self.scene is not None:
             self.scene.prepare(start)
         self._rule.begin()
         if consent.operator is not None:
             consent.operator.verdict()
-        self._control.begin()
+        self._control.begin(place)
         return self._sensors.read_fresh()
 
     def _end_reset(self, _: object, error: BaseException | None, __: object) -> None:
@@ -472,8 +476,12 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _pause(self, episode: ArmEpisode) -> None:
         """Rest until the operator continues; what is seen then is fresh."""
         began = self._clock.now()
-        self._control.release()
-        self._consent.confirm(ArmPhase.PAUSED, "Paused. Press Enter to continue.")
+        try:
+            self._control.rest_for_person()
+            question = "Paused. Press Enter to continue."
+        except RobotError as error:
+            question = f"Not paused, the arm holds: {error}. Stay out; press Enter to continue."
+        self._consent.confirm(ArmPhase.PAUSED, question)
         self._control.resume()
         episode.reading = self._sensors.read_fresh()
         episode.pace.begin_slot()

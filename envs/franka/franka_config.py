@@ -223,12 +223,17 @@ class LimitsConfig(FrozenConfig):
 
     resting_force_n: Positive = 2.0
     resting_torque_nm: Positive = 0.5
-    """What an arm at rest that touches nothing may show: the doctor warns of more, which a small
-    load or a worn arm makes."""
+    """What an arm at rest that touches nothing may show: doctor and reset warn of more, which a
+    small load or a worn arm makes."""
 
     load_force_n: Positive = 5.0
     load_torque_nm: Positive = 1.5
-    """More than this at rest is a load that the arm does not know: the doctor fails it."""
+    """More than this at rest is a load that the arm does not know: the doctor fails it, and a reset
+    moves nothing."""
+
+    sag_m: Positive = 0.005
+    """A hand that hangs farther below its target than this carries a load that the arm does not
+    know: a person is not invited to reach in, as it may sink when control is given up."""
 
     joints_low: Vector7 = JOINT_LIMITS["fr3"][0]
     joints_high: Vector7 = JOINT_LIMITS["fr3"][1]

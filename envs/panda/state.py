@@ -88,11 +88,11 @@ class ArmState:
     @property
     def description(self) -> str:
         """What the arm shows, and what a person does about it."""
-        if self.mode is Mode.IDLE and self.errors:
+        if self.errors and self.mode in (Mode.IDLE, Mode.MOVE):
+            # The error is the cause, whatever the arm did when its state was sent.
             remedy = "an error is set; the next reset clears it, after a person has looked"
-        else:
-            remedy = REMEDIES[self.mode]
-        return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {remedy}"
+            return f"{', '.join(self.errors)}, {self.mode}: {remedy}"
+        return f"{self.mode}, {', '.join(self.errors) or 'no error'}: {REMEDIES[self.mode]}"
 
 
 OPEN_M = 0.08

@@ -38,8 +38,12 @@ _ACCEPT_S = 0.5
 _TAKEN_S = 1.0
 _ENDED_S = 0.5
 _REST_S = 0.5
-"""How long a controller of torques may take to come to rest: until then an arm with a load that it
-was not told of sinks; after it the arm holds by itself."""
+"""How long a controller of torques may take to come to rest from a motion: until then an arm with a
+load that it was not told of sinks; after it the arm holds by itself."""
+
+_RESTS_RAD_S = 0.02
+_HANDED_OVER_S = 0.005
+"""An arm whose joints are no faster than this is at rest, and is given up within this time."""
 
 _MOVING_PERIOD_S = 0.003
 _RESTING_PERIOD_S = 0.02
@@ -242,12 +246,21 @@ class FrankyDriver(FrankyErrors):
         franky = library()
         try:
             if self._tracker is not None and self._tracker.is_running:
-                self._tracker.stop(franky.TorqueStopMotion(max_duration=_REST_S))
+                self._tracker.stop(franky.TorqueStopMotion(max_duration=self._rest_s()))
             elif self._moving:
                 self._opened.stop()
         except (franky.ControlException, franky.CommandException) as error:
             _log.info("stopping: %s", str(error))
         self._end_motion()
+
+    def _rest_s(self) -> float:
+        """Return how long the controller may take to come to rest (s, the arm's clock).
+
+        An arm that rests already is handed over to its own position control with the torques that
+        carry what it holds; ramped down they would let a load sink that the arm does not know.
+        """
+        rests = float(np.abs(self._opened.state.dq).max()) <= _RESTS_RAD_S
+        return _HANDED_OVER_S if rests else _REST_S
 
     def tick(self) -> float:
         """Advance the reference, and watch the arm's clock."""

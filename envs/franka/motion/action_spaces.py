@@ -90,6 +90,10 @@ class TargetSpace(Protocol):
     def first(self, last: Array | None, state: ArmState) -> Array:
         """Return the first target of a controller.
 
+        Args:
+            last: Target before, of this space or of the one before. None: there is none.
+            state: Where the arm is.
+
         Raises:
             RefusalError: the arm is outside of what is allowed.
         """
@@ -206,7 +210,7 @@ class CartesianSpace:
 
     def _kept(self, last: Array | None, pose: Array) -> Array:
         """Return the last target where the arm is about there already, else where it is."""
-        if last is None or self._config.action.anchor == "measured":
+        if last is None or last.ndim != 2 or self._config.action.anchor == "measured":
             return pose
         near = distance_between(last, pose) <= _HOLD_M and angle_between(last, pose) <= _HOLD_RAD
         return last if near else pose
@@ -286,6 +290,10 @@ class JointSpace:
     def first(self, last: Array | None, state: ArmState) -> Array:
         """Return the joints that are kept, in their box."""
         self._workspace.check_inside(state.pose)
+        if last is not None and last.ndim == 2:
+            # The joints that lead to the pose before: a loaded arm hangs a little below both.
+            near = distance_between(last, state.pose) <= self._limits.first_m
+            last = solve_joints(state.joints, last, self._flange_to_ee) if near else None
         target = np.clip(self._kept(last, state.joints), self._low, self._high)
         away = float(np.abs(target - state.joints).max())
         if not away <= self._limits.first_rad:

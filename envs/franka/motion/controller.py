@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
 from dzrobot.envs.franka.motion.start_path import plan_start_path
+from dzrobot.envs.franka.safeguards.arm_check import check_resting, check_sag, unfinished
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     CommandTimeout,
@@ -111,15 +113,29 @@ class Control:
         """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
         self._acts_in.prepare()
 
-    def begin(self) -> None:
-        """Begin an episode where the arm is.
+    def begin(self, start: Array) -> float:
+        """Begin an episode where the arm is, and return how far that is from its start (m).
+
+        Args:
+            start: Pose (4, 4) that it is to begin at.
 
         Raises:
-            RefusalError: the arm is outside its workspace.
+            RefusalError: the arm is outside its workspace, or not at its start any more.
         """
         with self._lock:
             self._pace, self._steps, self.recoveries = 1.0, 0, 0
             self.resume()
+        state, reset = self._arm.state(), self._config.reset
+        meters, radians = distance_between(state.pose, start), angle_between(state.pose, start)
+        if not (meters <= reset.tolerance_m and radians <= reset.tolerance_rad):
+            raise RefusalError(
+                Abort.NOT_ARRIVED,
+                f"under control the hand is {1000 * meters:.0f} mm and {radians:.2f} rad from its "
+                f"start; reset.tolerance_m allows {1000 * reset.tolerance_m:.0f} mm and "
+                f"tolerance_rad {reset.tolerance_rad}: "
+                f"{unfinished(state, self._config.limits) or 'look at what moved it'}",
+            )
+        return meters
 
     def resume(self) -> None:
         """Take control where the arm is, in the current episode.
@@ -129,15 +145,11 @@ class Control:
         """
         with self._lock:
             self.check_latch()
-            controlled = self._arm.state().controlled
-            if not controlled or self._space is not self._acts_in:
-                if controlled:
-                    # One controller rests before another begins.
-                    self._last = None
-                    self._arm.stop()
-                self._take(self._acts_in)
+            last = self._last
+            if self._space is not self._acts_in or not self._arm.state().controlled:
+                self._take_over(self._acts_in)
             # The last target, if it is known: a loaded arm hangs a little below it.
-            target = self._space.first(self._last, self._arm.state())
+            target = self._space.first(last, self._arm.state())
             self._last = target
             self._arm.command(target)
             self._note_action()
@@ -158,17 +170,21 @@ class Control:
         reset = self._config.reset
         with self._lock:
             self.check_latch()
-            self._last = None
             state = self._arm.state()
+            last = self._last = self._last if state.controlled else None
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             self._check_reach(state.pose, goal)
+            check_resting(state, self._config.limits)
             lifted = self._lifted(state.pose, goal)
             path = plan_start_path(state, lifted, self._joints, goal, self._config)
             if self._config.limits.obstacles and self._acts_in.collision is not None:
                 path.check_obstacles(self._acts_in.collision, state.joints)
-            self._take(self._cartesian)
-            self._last, self.has_traveled = state.pose, True
+            self._take_over(self._cartesian)
+            # A loaded hand hangs a little below its target, and is not followed down.
+            kept = last is not None and last.ndim == 2
+            near = kept and distance_between(last, state.pose) <= self._config.limits.first_m
+            self._last, self.has_traveled = last if near else state.pose, True
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
         self._move_to(path.lifted, deadline)
@@ -271,10 +287,47 @@ class Control:
             guard.pop_all()
 
     def release(self) -> None:
-        """Give control up and come to rest."""
+        """Give control up and come to rest, at once."""
         with self._lock:
             self._last, self.has_traveled = None, False
             self._arm.stop()
+
+    def rest(self) -> None:
+        """Give control up once the arm hangs still at its last target, so that nothing sinks.
+
+        An arm that a stop holds, or that does not come to rest, is given up all the same.
+        """
+        with contextlib.suppress(RefusalError):
+            self._settle_at_last()
+        self.release()
+
+    def rest_for_person(self) -> None:
+        """Give control up, as :meth:`rest` does, before a person reaches in.
+
+        Raises:
+            RefusalError: an operator has stopped the arm.
+            RobotError: the hand hangs farther below its target than ``limits.sag_m``; the arm goes
+                on holding it.
+        """
+        self._settle_at_last()
+        with self._lock:
+            state, last = self._arm.state(), self._last
+            if last is not None and state.controlled:
+                target = last if last.ndim == 2 else forward(last, state.flange_to_ee)
+                check_sag(float(target[2, 3] - state.pose[2, 3]), state, self._config.limits)
+            self.release()
+
+    def _settle_at_last(self) -> None:
+        """Wait until the arm hangs still at its last target, where it is under control."""
+        with self._lock:
+            self.check_latch()
+            if self._last is None or not self._arm.state().controlled:
+                return
+            rested = self._space.rested(self._last)
+            if rested is not None:
+                self._arm.command(rested.target, rested.over_s)
+                self._last = rested.target
+        self._settle()
 
     def check_silence(self) -> CommandTimeout:
         """Hold or stop the arm when no action has come for long; return what was done."""
@@ -314,6 +367,22 @@ class Control:
     def _note_action(self) -> None:
         self._last_action_s = self._clock.now()
         self._silence = CommandTimeout.NONE
+
+    def _take_over(self, space: TargetSpace) -> None:
+        """Take control for targets of ``space``; a controller that takes such targets goes on.
+
+        An arm that is given up sinks under a load that it does not know, so that is done only where
+        another controller must begin.
+        """
+        state = self._arm.state()
+        if state.controlled and self._space.space is space.space:
+            self._space = space
+            space.begin(state)
+            return
+        if state.controlled:
+            # One controller rests before another begins.
+            self._arm.stop()
+        self._take(space)
 
     def _take(self, space: TargetSpace) -> None:
         """Take control for targets of ``space``, where the arm is."""
@@ -442,9 +511,10 @@ class Control:
 
     def _check_deadline(self, deadline_s: float) -> None:
         if self._clock.now() > deadline_s:
+            cause = unfinished(self._arm.state(), self._config.limits)
             raise RobotError(
-                f"the arm has not reached its start pose in {self._config.reset.timeout_s} s: is "
-                "something in its way?"
+                f"the arm has not reached its start pose in {self._config.reset.timeout_s} s: "
+                f"{cause or 'is something in its way?'}"
             )
 
     def _arrived(self, goal: Array) -> bool:

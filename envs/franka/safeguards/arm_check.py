@@ -1,5 +1,6 @@
 """Whether a connected arm is the one of the workcell, and is where it is computed to be."""
 
+import logging
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ POSE_M, POSE_RAD = 1e-3, float(np.deg2rad(0.2))
 """How far the pose that an arm reports may be from the one that its joint angles lead to."""
 
 _ROUNDING_RAD = 1e-6
+
+_GRAVITY = 9.81
+_MOSTLY = 0.8
+"""Share of a force that points down where it is a weight."""
+
+_log = logging.getLogger(__name__)
 
 
 class ArmMismatchError(RobotError):
@@ -97,6 +104,69 @@ def check_arm(report: ArmReport, state: ArmState, config: FrankaConfig) -> None:
         f"at joint angles {np.round(state.joints, 4).tolist()} its hand is", state.pose,
         forward(state.joints, state.flange_to_ee),
     )  # fmt: skip
+
+
+def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
+    """Return what the wrench of an arm at rest is more than usual by; empty: it is not."""
+    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
+    if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
+        return ""
+    shown = f"{force:.1f} N and {torque:.2f} Nm at the hand at rest"
+    down_n = -float((state.pose[:3, :3] @ state.force_n)[2])
+    if down_n < _MOSTLY * force:
+        return (
+            f"{shown}, not straight down: the hand touches something, or the arm's torque sensors "
+            "have drifted; look, and move it clear by hand"
+        )
+    return (
+        f"{shown}: a load of about {down_n / _GRAVITY:.2g} kg that the arm does not know; enter it "
+        "in Desk (end effector) or in `load` of the workcell, or take it off"
+    )
+
+
+def check_resting(state: ArmState, limits: LimitsConfig) -> None:
+    """Compare the wrench of an arm at rest with the limits, before it moves.
+
+    Raises:
+        RobotError: it carries more that it does not know of than a small load, or is leaned on.
+    """
+    if not (found := load_at_rest(state, limits)):
+        return
+    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
+    if force <= limits.load_force_n and torque <= limits.load_torque_nm:
+        _log.warning("%s", found)
+        return
+    raise RobotError(
+        f"nothing has moved: {found}. Allowed are limits.load_force_n={limits.load_force_n} N and "
+        f"load_torque_nm={limits.load_torque_nm} Nm"
+    )
+
+
+def check_sag(sag_m: float, state: ArmState, limits: LimitsConfig) -> None:
+    """Check how far a hand at rest hangs below its target, before a person is let near it.
+
+    Raises:
+        RobotError: too far, so that it may sink when control is given up.
+    """
+    if not sag_m <= limits.sag_m:
+        raise RobotError(
+            f"the hand hangs {1000 * sag_m:.0f} mm below its target, allowed are "
+            f"{1000 * limits.sag_m:.0f} mm (limits.sag_m), so control is not given up and nobody "
+            f"may reach in: {load_at_rest(state, limits) or 'put down what it holds'}"
+        )
+
+
+def unfinished(state: ArmState, limits: LimitsConfig) -> str:
+    """Return why an arm may not have arrived, by what it reports; empty: nothing explains it."""
+    low, high = np.array(limits.joints_low), np.array(limits.joints_high)
+    room = np.minimum(state.joints - low, high - state.joints)
+    nearest = int(np.argmin(room))
+    if room[nearest] < limits.joint_room_rad:
+        return (
+            f"joint {nearest + 1} is {room[nearest]:.3f} rad from its limit, where the controller "
+            "pushes back: bring the arm by hand to the middle of its joints"
+        )
+    return load_at_rest(state, limits)
 
 
 def _check_limits(report: ArmReport, config: FrankaConfig) -> None:
