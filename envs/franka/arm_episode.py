@@ -17,9 +17,9 @@ from dzrobot.envs.franka.franka_config import FrankaConfig, RewardConfig
 from dzrobot.envs.franka.operator.operator import OperatorVerdict
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.sensing import Reading
-from dzrobot.envs.franka.workcells import RateLimiter, Scene
+from dzrobot.envs.franka.workcells import ControllerEndedError, RateLimiter, Scene
 from dzrobot.envs.panda.state import ArmState
-from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.errors import ConfigError, DzrobotError, RobotError, StoppedError
 from dzrobot.importing import load_reference
 
 Observation = Mapping[str, Any]
@@ -28,6 +28,12 @@ _log = logging.getLogger(__name__)
 
 SETTLES_S = 0.5
 """The arm reports the share of its last hundred commands; by then all of them are ours."""
+
+POOR_CONNECTION = (
+    "use a real-time kernel, a network port of its own without a switch, and end other programs "
+    "(`dzrobot doctor franka` checks all of it)"
+)
+"""What to do where commands do not reach the arm."""
 
 _KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_grasped")
 """What of the last info of an episode is kept."""
@@ -93,16 +99,21 @@ class ArmEpisodeFacts:
     Args:
         config: The workcell.
         lasting: What is true of all its episodes; see :func:`lasting_facts`.
+        start_off_m: How far from its start the hand was when the episode began.
     """
 
-    def __init__(self, config: FrankaConfig, lasting: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: FrankaConfig, lasting: Mapping[str, Any], *, start_off_m: float = 0.0
+    ) -> None:
         self._least = config.controller.least_success_rate
+        self._fault = config.controller.fault_success_rate
         self._lasting = dict(lasting)
         self._limited: Counter[str] = Counter()
         self._lowest: float | None = None
         self._controlled_since_s: float | None = None
         self._recoveries = 0
         self._warned = False
+        self._start_off_m = start_off_m
 
     def note(self, state: ArmState, limited_by: tuple[str, ...], recoveries: int) -> None:
         """Take a step's state, and what its action was limited by."""
@@ -122,10 +133,19 @@ class ArmEpisodeFacts:
             self._warned = True
             _log.warning(
                 "only %.0f %% of the control commands reach the arm; below %.0f %% it moves badly "
-                "and may stop by itself: use a real-time kernel, a network port of its own, and "
-                "end other programs (`dzrobot doctor franka` checks all of it)",
-                100 * rate, 100 * self._least,
+                "and may stop by itself: %s",
+                100 * rate, 100 * self._least, POOR_CONNECTION,
             )  # fmt: skip
+
+    def check_commands(self) -> None:
+        """Raise :class:`RefusalError` where too few commands have reached the arm for a result."""
+        if self._lowest is not None and self._lowest < self._fault:
+            raise RefusalError(
+                Abort.PACKET_LOSS,
+                f"only {100 * self._lowest:.0f} % of the control commands reached the arm, allowed "
+                f"are {100 * self._fault:.0f} % (controller.fault_success_rate), so the episode is "
+                f"no result of the policy: {POOR_CONNECTION}",
+            )
 
     def restart(self) -> None:
         """Control starts over: the arm's count of commands does too."""
@@ -136,6 +156,7 @@ class ArmEpisodeFacts:
         return {
             **{name: info[name] for name in _KEPT},
             "success_rate": self._lowest,
+            "start_off_m": self._start_off_m,
             "limited": dict(sorted(self._limited.items())),
             # Whoever gets an info may keep and change it.
             **copy.deepcopy(self._lasting),
@@ -198,6 +219,30 @@ class ArmEpisode:
         self.paused_s = 0.0
         self.abort = Abort.NONE
         self.message = ""
+
+    def info(self) -> dict[str, Any]:
+        """Return what ``info`` says of the episode and of its newest reading."""
+        return {
+            "init_state_id": self.start,
+            "abort": self.abort.value,
+            "abort_message": self.message,
+            "late_steps": self.pace.late_steps,
+            "paused_s": self.paused_s,
+            "overrun_s": self.pace.overrun_s,
+            **self.reading.info(),
+        }
+
+
+def refusal_of(error: DzrobotError) -> RefusalError:
+    """Return how an error ends an episode."""
+    match error:
+        case RefusalError():
+            return error
+        case StoppedError():
+            return RefusalError(Abort.OPERATOR_STOP, str(error))
+        case ControllerEndedError():
+            return RefusalError(Abort.CONTROLLER, str(error))
+    return RefusalError(Abort.CONNECTION, str(error))
 
 
 def reset_abort(error: BaseException, *, moved: bool) -> Abort | None:

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from dzrobot.envs.franka.arm_episode import (
     ArmEpisode,
     ArmEpisodeFacts,
     lasting_facts,
+    refusal_of,
     reset_abort,
     rule_for,
 )
@@ -21,7 +23,13 @@ from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import joint_box, target_space
 from dzrobot.envs.franka.motion.controller import Control
 from dzrobot.envs.franka.motion.guidance import Guidance
-from dzrobot.envs.franka.motion.start_path import POLL_S, check_gripper, home_gripper, open_gripper
+from dzrobot.envs.franka.motion.start_path import (
+    POLL_S,
+    check_gripper,
+    home_gripper,
+    open_gripper,
+    rises_first,
+)
 from dzrobot.envs.franka.operator.operator import (
     ArmPhase,
     Consent,
@@ -45,7 +53,6 @@ from dzrobot.envs.franka.workcells import (
     Arm,
     Camera,
     Clock,
-    ControllerEndedError,
     RateLimiter,
     Scene,
     SystemClock,
@@ -271,10 +278,10 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._clear_errors()
         with contextlib.ExitStack() as guard:
             guard.push(self._end_reset)
-            reading = self._approach(start)
+            reading, off_m = self._approach(start)
         pace = RateLimiter(self._clock, self.config.period_s)
         self._episode = ArmEpisode(
-            start, reading, pace, ArmEpisodeFacts(self.config, self._lasting)
+            start, reading, pace, ArmEpisodeFacts(self.config, self._lasting, start_off_m=off_m)
         )
         self._consent.show(ArmPhase.RUNNING, self.task)
         return self._observe(reading), self._info(
@@ -299,16 +306,11 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
                 episode.pace.wait()
                 episode.reading = self._read_until(self._sensors.is_current)
                 self._sensors.check_frozen(episode.reading)
+                episode.facts.check_commands()
                 if self._consent.operator is not None and self._consent.operator.wants_pause():
                     self._pause(episode)
-        except RefusalError as refusal:
-            return self._abort(refusal, limited)
-        except StoppedError as error:
-            return self._abort(RefusalError(Abort.OPERATOR_STOP, str(error)), limited)
-        except ControllerEndedError as error:
-            return self._abort(RefusalError(Abort.CONTROLLER, str(error)), limited)
-        except RobotError as error:
-            return self._abort(RefusalError(Abort.CONNECTION, str(error)), limited)
+        except (RefusalError, StoppedError, RobotError) as error:
+            return self._abort(refusal_of(error), limited)
         observation = self._observe(episode.reading)
         outcome = self._rule.judge(observation, episode.reading.state)
         operator = self._consent.operator
@@ -430,17 +432,26 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             if self.arm.state().errors:
                 self.arm.recover()
 
-    def _approach(self, start: int) -> Reading:
-        """Bring the arm to its start, with consent, and return the first reading there."""
+    def _approach(self, start: int) -> tuple[Reading, float]:
+        """Bring the arm to its start, with consent.
+
+        Returns:
+            The first reading there, and how far from the start the hand is (m).
+        """
         consent = self._consent
         question = "The arm will move to its start. Stand clear, press Enter."
         consent.confirm(ArmPhase.STAND_CLEAR, question)
         gripper, settings = self.arm.gripper, self.config.gripper
         home_gripper(gripper, consent, settings)
         consent.show(ArmPhase.MOVING)
-        open_gripper(gripper, settings, self._clock, self._control.check_latch)
         place = self.config.reset.start_pose(start)
-        self._control.travel(place)
+
+        check = self._control.check_latch
+        opens = partial(open_gripper, gripper, settings, self._clock, check)
+        low = rises_first(self.arm.state(), gripper.state(), self.config)
+        if not low:
+            opens()
+        self._control.travel(place, opens if low else None)
         if consent.is_asked:
             # No person reaches into the workspace of an arm that follows a controller.
             self._control.rest_for_person()
@@ -450,8 +461,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
         self._rule.begin()
         if consent.operator is not None:
             consent.operator.verdict()
-        self._control.begin(place)
-        return self._sensors.read_fresh()
+        off_m = self._control.begin(place)
+        return self._sensors.read_fresh(), off_m
 
     def _end_reset(self, _: object, error: BaseException | None, __: object) -> None:
         """Hold after a failed reset, and set a stop if a person must check the arm.
@@ -565,33 +576,17 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
     def _info(self, outcome: OperatorVerdict, limited: LimitedTarget) -> Info:
         episode = self._episode
         assert episode is not None, "made by reset"
-        reading = episode.reading
         ended = outcome is not OperatorVerdict.SUCCESS or self.config.stop_on_success
         info: Info = {
             "task": self.task,
-            "init_state_id": episode.start,
-            "abort": episode.abort.value,
-            "abort_message": episode.message,
+            **episode.info(),
             **self._consent.info(episode.abort, episode.message),
             "limited": ",".join(limited.by),
             "target": limited.target.copy(),
-            "late_steps": episode.pace.late_steps,
-            "paused_s": episode.paused_s,
-            "overrun_s": episode.pace.overrun_s,
             "recoveries": self._control.recoveries,
-            "is_grasped": reading.gripper.is_grasped,
-            "robot_time_s": reading.state.robot_time_s,
-            "success_rate": reading.state.success_rate,
-            "state_age_s": reading.state_age_s,
-            "time_s": reading.at_s,
-            "state_time_s": reading.state.fresh_at_s,
         }
         info["robot"] = episode.facts.plain(info)
         if limited.executed_action is not None:
             info["executed_action"] = limited.executed_action
-        for key, frame in sorted(reading.frames.items()):
-            info[f"frame_age_s.{key}"] = reading.at_s - frame.at_s
-            info[f"frame_number.{key}"] = frame.number
-            info[f"frame_time_s.{key}"] = frame.at_s
         reason = episode.abort.value or (outcome.value if ended else "")
         return self.reported(info, outcome) | {"reset_reason": reason}

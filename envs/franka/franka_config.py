@@ -142,6 +142,11 @@ class ResetConfig(FrozenConfig):
     lift_m: Annotated[float, Field(ge=0)] = 0.05
     """How far the hand rises before it travels."""
 
+    open_above_m: Annotated[float, Field(ge=0)] = 0.03
+    """An empty hand that is less than this above the floor of ``limits.workspace_low`` rises before
+    its fingers open, as they may sweep what lies there. One that holds something opens where it is,
+    and drops nothing. 0: every hand opens where it is."""
+
     speed_m_s: Positive = 0.15
     turn_rad_s: Positive = 0.6
 
@@ -359,6 +364,10 @@ class ControllerConfig(FrozenConfig):
 
     least_success_rate: Share = 0.95
     """Share of control commands that should reach the arm; fewer are warned of."""
+
+    fault_success_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """An episode in which fewer reach the arm is cut short as a fault: the arm did not carry out
+    what the policy asked for, so it is no result. 0: never."""
 
     realtime: Literal["ignore", "enforce"] = "ignore"
     """``enforce`` refuses to run without a real-time kernel."""

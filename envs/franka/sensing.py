@@ -45,6 +45,22 @@ class Reading:
         """Age of the newest frame by view key."""
         return {key: self.at_s - frame.at_s for key, frame in self.frames.items()}
 
+    def info(self) -> dict[str, Any]:
+        """Return what an environment's ``info`` says of it, besides what is observed."""
+        info = {
+            "is_grasped": self.gripper.is_grasped,
+            "robot_time_s": self.state.robot_time_s,
+            "success_rate": self.state.success_rate,
+            "state_age_s": self.state_age_s,
+            "time_s": self.at_s,
+            "state_time_s": self.state.fresh_at_s,
+        }
+        for key, frame in sorted(self.frames.items()):
+            info[f"frame_age_s.{key}"] = self.at_s - frame.at_s
+            info[f"frame_number.{key}"] = frame.number
+            info[f"frame_time_s.{key}"] = frame.at_s
+        return info
+
 
 _MOVED_M = 0.06
 """How far the hand moves before every camera must have seen it."""

@@ -110,10 +110,15 @@ class FrankyArm:
                 check_arm(driver.call("about", timeout_s=_CALL_S), self._seen, self._config)
         except ArmMismatchError:
             raise
-        except RobotError as error:
+        except DisconnectedError as error:
             raise RobotError(
                 f"no connection to the arm at {self._workcell.address}: {error}. Is another "
                 "program connected to it?"
+            ) from error
+        except RobotError as error:
+            # Its cause is known.
+            raise RobotError(
+                f"no connection to the arm at {self._workcell.address}: {error}"
             ) from error
         self._driver = driver
 

@@ -1,5 +1,6 @@
 """The franky library: found when it is used, its errors as ours, and the Franka Hand on it."""
 
+import re
 from typing import Any, ClassVar
 
 from dzrobot.envs.driver_process import DisconnectedError, Latest
@@ -9,6 +10,9 @@ from dzrobot.envs.franka.workcells import ControllerEndedError
 from dzrobot.envs.panda.state import OPEN_M
 from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
 from dzrobot.importing import install
+
+SERVERS_WITH_WHEELS = (3, 10)
+"""Lowest and highest version of a robot server that wheels are published for."""
 
 WHEEL_INDEX = "https://timschneider42.github.io/franky/whl/by-robot-server-version"
 
@@ -85,7 +89,14 @@ def error_names(errors: Any) -> tuple[str, ...]:
 
 def version_hint(message: str) -> str:
     """Return what to install for a robot server of another version."""
-    numbers = [int(word) for word in message.replace(",", " ").split() if word.isdigit()]
+    numbers = [int(word) for word in re.findall(r"\d+", message)]
+    first, last = SERVERS_WITH_WHEELS
+    if numbers and not first <= numbers[0] <= last:
+        return (
+            f"the arm speaks another protocol version ({message}). franky-control has wheels for "
+            f"server versions {first} to {last} only: update the arm's system image in Desk if it "
+            "is older, or dzrobot and franky-control if it is newer"
+        )
     server = numbers[0] if numbers else "<N>"
     return (
         f"the arm speaks another protocol version ({message}). Install the library built for it: "
@@ -93,6 +104,9 @@ def version_hint(message: str) -> str:
         "--no-deps"
     )
 
+
+_PREEMPTED = "aborted"
+"""The library's word for a command of the hand that another one has ended."""
 
 _HOMED_M = 0.03
 """A hand that says it opens less than this has not been homed."""
@@ -103,6 +117,10 @@ class FrankaHandDriver(FrankyErrors, GripperDriver):
 
     WIDEST_M: ClassVar[float] = OPEN_M
     MISSING_HINT: ClassVar[str] = "is the hand mounted and enabled in Desk?"
+    LOST_HINT: ClassVar[str] = (
+        "Has another program taken the hand? End it; else look at the hand's cable, and whether "
+        "Desk shows it (End Effector)"
+    )
 
     def __init__(self, place: str, config: GripperConfig, latest: Latest) -> None:
         super().__init__(place, config, latest)
@@ -124,6 +142,24 @@ class FrankaHandDriver(FrankyErrors, GripperDriver):
         widest = float(self._gripper.max_width)
         self._widest_m = min(self._config.open_width_m, widest)
         return widest >= _HOMED_M
+
+    @property
+    def _open_m(self) -> float:
+        return self._widest_m
+
+    def _cause(self, error: Exception) -> str:
+        shown = str(error)
+        if _PREEMPTED in shown:
+            return (
+                f"{shown} Another program commands the hand, or stops it: end that program; in "
+                "Desk leave the page of the end effector"
+            )
+        if not self._is_homed():
+            return (
+                f"{shown} The hand has lost its homing, so it neither opens nor grasps: home it in "
+                "Desk (End Effector), or let the next reset() do it once somebody agrees"
+            )
+        return f"{shown} Look at the hand, and at Desk (End Effector): is a finger blocked?"
 
     def _begin(self, opened: bool) -> None:
         config = self._config

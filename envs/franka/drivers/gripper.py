@@ -18,6 +18,12 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 
+MOVED_M = 0.002
+"""Fingers that have moved no farther than this have not moved."""
+
+_LOOKS = 3
+"""How many states in a row must show fingers where they were, as one may be late."""
+
 
 @dataclass(frozen=True)
 class GripperReport:
@@ -65,6 +71,9 @@ class GripperDriver(ABC):
     MISSING_HINT: ClassVar[str]
     """What to look at when the gripper does not answer."""
 
+    LOST_HINT: ClassVar[str]
+    """What to look at when one that answered does so no longer."""
+
     def __init__(self, place: str, config: GripperConfig, latest: Latest) -> None:
         self._place = place
         self._config = config
@@ -78,6 +87,9 @@ class GripperDriver(ABC):
         self._unanswered = 0
         self._width_m = 0.0
         self._grasped = False
+        self._began_m = 0.0
+        self._ended = False
+        self._looks = 0
 
     def open(self) -> tuple[bool, bool]:
         """Connect; return whether the hand is open, and whether it was homed."""
@@ -111,7 +123,7 @@ class GripperDriver(ABC):
             # One answer may be lost in transit; two in a row mean that the gripper is gone.
             self._unanswered += 1
             if self._unanswered > 1:
-                self._fault = f"the gripper went away: {error}"
+                self._fault = f"the gripper went away: {error}. {self.LOST_HINT}"
                 self._publish()
         return POLL_S / 5
 
@@ -140,6 +152,15 @@ class GripperDriver(ABC):
     def _is_homed(self) -> bool:
         """Return whether the hand knows how far it opens."""
 
+    @property
+    @abstractmethod
+    def _open_m(self) -> float:
+        """Distance between the fingers of this hand where it is open."""
+
+    def _cause(self, error: Exception) -> str:
+        """Return why a command failed, in words that say what to do."""
+        return str(error)
+
     @abstractmethod
     def _begin(self, opened: bool) -> None:
         """Begin to open or close."""
@@ -158,7 +179,9 @@ class GripperDriver(ABC):
 
     def _measure(self) -> tuple[bool, bool]:
         homed = self._is_homed()
-        return self._publish() > min(self._config.open_width_m, self.WIDEST_M) / 2, homed
+        is_wide = self._publish() > min(self._config.open_width_m, self.WIDEST_M) / 2
+        # One that holds something wide is closed, and opens when it is asked to.
+        return is_wide and not self._grasped, homed
 
     def _proceed(self) -> None:
         if self._doing is None:
@@ -166,25 +189,43 @@ class GripperDriver(ABC):
                 return
             self._doing, self._wanted, self._attempts = self._wanted, None, 0
             self._try()
-        elif self._has_ended():
-            self._carried_out, self._doing = self._doing[0], None
+        elif self._ended or self._has_ended():
+            self._ended = True
+            if self._has_moved(opened=self._doing[1]):
+                self._carried_out, self._doing = self._doing[0], None
+            elif self._looks >= _LOOKS:
+                self._grasped, self._fault = False, (
+                    f"the hand did not move: it answered that it had closed, and its fingers are "
+                    f"still {1000 * self._width_m:.0f} mm apart, as when it was open. Home it in "
+                    "Desk (End Effector), and look whether something keeps the fingers open or is "
+                    "as wide as the hand"
+                )  # fmt: skip
+                self._publish()
+
+    def _has_moved(self, *, opened: bool) -> bool:
+        """Return whether fingers that were open are no longer, once they were asked to close."""
+        if opened or abs(self._began_m - self._open_m) > MOVED_M:
+            return True
+        self._looks += 1
+        return abs(self._read()[0] - self._open_m) > MOVED_M
 
     def _try(self) -> None:
         assert self._doing is not None, "set by _proceed"
         self._attempts += 1
+        self._began_m, self._ended, self._looks = self._width_m, False, 0
         self._begin(self._doing[1])
 
     def _failed(self, error: Exception) -> None:
         """Try once more: a hand sometimes fails once for no reason; twice is a fault."""
         _log.warning("gripper command failed (attempt %d): %s", self._attempts, str(error))
         if self._attempts >= 2 or self._doing is None:
-            self._fault = f"the gripper failed: {error}"
+            self._fault = f"the gripper failed: {self._cause(error)}"
             self._publish()
             return
         try:
             self._try()
         except self.errors as again:
-            self._fault = f"the gripper failed: {again}"
+            self._fault = f"the gripper failed: {self._cause(again)}"
             self._publish()
 
     def _publish(self) -> float:

@@ -36,6 +36,7 @@ class RobotiqDriver(GripperDriver):
     MISSING_HINT: ClassVar[str] = (
         "has it 24 V, is its USB adapter plugged in, and may you open the port (group dialout)?"
     )
+    LOST_HINT: ClassVar[str] = "Look at its 24 V and its USB adapter"
 
     def __init__(self, place: str, config: GripperConfig, latest: Latest) -> None:
         super().__init__(place, config, latest)
@@ -76,6 +77,10 @@ class RobotiqDriver(GripperDriver):
         activated = bool(self._gripper.isActivated(refreshStatus=False))
         self._activated = activated and int(status["gFLT"]) not in _MAJOR_FAULTS
         return self._activated
+
+    @property
+    def _open_m(self) -> float:
+        return min(self._config.open_width_m, self.WIDEST_M)
 
     def _begin(self, opened: bool) -> None:
         low, high = _SPEEDS_M_S

@@ -10,7 +10,7 @@ import numpy as np
 from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import plan_start_path
+from dzrobot.envs.franka.motion.start_path import check_reach, lifted_pose, plan_start_path
 from dzrobot.envs.franka.safeguards.arm_check import check_resting, check_sag, unfinished
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
@@ -157,10 +157,14 @@ class Control:
         if self._joints is None:
             self._joints = self._arm.state().joints
 
-    def travel(self, goal: Array) -> None:
+    def travel(self, goal: Array, risen: Callable[[], None] | None = None) -> None:
         """Bring the arm to ``goal`` (4, 4), slowly: first up, then over.
 
         It is under control from here on, whatever is raised: see :meth:`hold`.
+
+        Args:
+            goal: Where to.
+            risen: Called once the hand has risen.
 
         Raises:
             RobotError: it does not arrive or is stopped; or it is too far, out of reach, or would
@@ -174,9 +178,9 @@ class Control:
             last = self._last = self._last if state.controlled else None
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
-            self._check_reach(state.pose, goal)
+            check_reach(state.pose, goal, reset)
             check_resting(state, self._config.limits)
-            lifted = self._lifted(state.pose, goal)
+            lifted = lifted_pose(state.pose, goal, self._config)
             path = plan_start_path(state, lifted, self._joints, goal, self._config)
             if self._config.limits.obstacles and self._acts_in.collision is not None:
                 path.check_obstacles(self._acts_in.collision, state.joints)
@@ -188,6 +192,8 @@ class Control:
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
         self._move_to(path.lifted, deadline)
+        if risen is not None:
+            risen()
         if self._joints is not None:
             self._move_home(self._joints, deadline)
         self._move_to(goal, deadline)
@@ -438,24 +444,6 @@ class Control:
             self._take(self._space)
         except RobotError as error:
             raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
-
-    def _lifted(self, pose: Array, goal: Array) -> Array:
-        """Return where the hand rises to before it travels, (4, 4)."""
-        lifted, lift_m = pose.copy(), self._config.reset.lift_m
-        # Only as high as the workspace is, and not at all for short distances.
-        if distance_between(pose, goal) > lift_m:
-            top = max(self._config.limits.workspace_high[2], pose[2, 3])
-            lifted[2, 3] = min(pose[2, 3] + lift_m, top)
-        return lifted
-
-    def _check_reach(self, pose: Array, goal: Array) -> None:
-        reach = self._config.reset.reach_m
-        distance = distance_between(pose, goal)
-        if not distance <= reach:
-            raise RobotError(
-                f"the arm is {distance:.2f} m from its start pose, allowed are {reach} m: bring it "
-                "closer by hand"
-            )
 
     def _move_to(self, waypoint: Array, deadline_s: float) -> None:
         """Bring the hand to a pose."""

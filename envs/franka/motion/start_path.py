@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dzrobot.envs.franka.arm_model import forward
-from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig, ResetConfig
 from dzrobot.envs.franka.motion.reach import JointBox, solve_within
 from dzrobot.envs.franka.operator.operator import ArmPhase, Consent
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
@@ -61,6 +61,26 @@ class StartPath:
                     "allows. Bring the arm by hand to where the way is free, or change "
                     "reset.joints, reset.lift_m or reset.position"
                 )
+
+
+def check_reach(pose: Array, goal: Array, reset: ResetConfig) -> None:
+    """Raise RobotError where a start (4, 4) is farther than ``reset.reach_m`` from the hand."""
+    distance = distance_between(pose, goal)
+    if not distance <= reset.reach_m:
+        raise RobotError(
+            f"the arm is {distance:.2f} m from its start pose, allowed are {reset.reach_m} m: "
+            "bring it closer by hand"
+        )
+
+
+def lifted_pose(pose: Array, goal: Array, config: FrankaConfig) -> Array:
+    """Return where the hand rises to before it travels, (4, 4)."""
+    lifted, lift_m = pose.copy(), config.reset.lift_m
+    # Only as high as the workspace is, and not at all for short distances.
+    if distance_between(pose, goal) > lift_m:
+        top = max(config.limits.workspace_high[2], pose[2, 3])
+        lifted[2, 3] = min(pose[2, 3] + lift_m, top)
+    return lifted
 
 
 def plan_start_path(
@@ -185,6 +205,12 @@ def home_gripper(gripper: GripperDevice, consent: Consent, config: GripperConfig
         )
     consent.show(ArmPhase.MOVING, "homing the hand")
     gripper.home()
+
+
+def rises_first(state: ArmState, hand: GripperState, config: FrankaConfig) -> bool:
+    """Return whether an empty hand is so low that it rises before its fingers open."""
+    above_m = float(state.pose[2, 3]) - config.limits.workspace_low[2]
+    return above_m < config.reset.open_above_m and not hand.is_grasped
 
 
 def open_gripper(

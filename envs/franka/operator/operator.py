@@ -242,9 +242,12 @@ class Consent:
         return {"fault": fault, "stop": "" if stop is None else self._refusal(stop)}
 
     def _refusal(self, stop: Stop) -> str:
+        first = ""
+        if stop.abort is Abort.USER_STOP:
+            first = "release the button of the user stop if it is still pressed, then "
         return (
             f"the arm was stopped ({stop}). Nothing moves until a person has looked: "
-            f"{self.stop_latch.remedy}"
+            f"{first}{self.stop_latch.remedy}"
         )
 
     def _may_continue(self, abort: Abort) -> bool:

@@ -43,6 +43,7 @@ class Abort(StrEnum):
     CONTROLLER = "controller"
     CONNECTION = "connection"
     GRIPPER = "gripper"
+    PACKET_LOSS = "packet_loss"
     WATCHDOG = "watchdog"
     NOT_ARRIVED = "not_arrived"
 
@@ -66,7 +67,14 @@ SAFETY_STOPS = frozenset(
 """They end the run: a person looks before anything moves again, whoever may be there."""
 
 HARDWARE_FAULTS = frozenset(
-    {Abort.STALE_STATE, Abort.STALE_FRAME, Abort.CONNECTION, Abort.GRIPPER, Abort.WATCHDOG}
+    {
+        Abort.STALE_STATE,
+        Abort.STALE_FRAME,
+        Abort.CONNECTION,
+        Abort.GRIPPER,
+        Abort.PACKET_LOSS,
+        Abort.WATCHDOG,
+    }
 )
 """What cameras, connection, hand or program did: no result of the policy."""
 
