@@ -20,6 +20,9 @@ class FakeOperator:
         self.shown: list[ArmPhase] = []
         """What they were shown and asked, in order."""
 
+        self.questions: list[str] = []
+        """What they were asked, in order."""
+
     def start(self, stop: Path) -> None:
         """Listen."""
 
@@ -30,6 +33,7 @@ class FakeOperator:
     def confirm(self, phase: ArmPhase, question: str) -> None:
         """Agree, unless a test says otherwise."""
         self.shown.append(phase)
+        self.questions.append(question)
         if phase is self.refuses:
             raise StoppedError(f"the operator answered {question!r} with a stop")
 

@@ -71,6 +71,9 @@ class Control:
         # The watchdog and an operator may hold the arm while a step is under way.
         self._lock = threading.RLock()
         self._last: Array | None = None
+        self._rested_from: Array | None = None
+        """The last target of an arm at rest: taken again, it is not followed down by a sag more."""
+
         self._last_action_s = 0.0
         self._silence = CommandTimeout.NONE
         self._latched = threading.Event()
@@ -145,7 +148,8 @@ class Control:
         """
         with self._lock:
             self.check_latch()
-            last = self._last
+            last = self._rested_from if self._last is None else self._last
+            self._rested_from = None
             if self._space is not self._acts_in or not self._arm.state().controlled:
                 self._take_over(self._acts_in)
             # The last target, if it is known: a loaded arm hangs a little below it.
@@ -295,7 +299,7 @@ class Control:
     def release(self) -> None:
         """Give control up and come to rest, at once."""
         with self._lock:
-            self._last, self.has_traveled = None, False
+            self._last, self._rested_from, self.has_traveled = None, None, False
             self._arm.stop()
 
     def rest(self) -> None:
@@ -305,7 +309,7 @@ class Control:
         """
         with contextlib.suppress(RefusalError):
             self._settle_at_last()
-        self.release()
+        self._rest()
 
     def rest_for_person(self) -> None:
         """Give control up, as :meth:`rest` does, before a person reaches in.
@@ -321,7 +325,13 @@ class Control:
             if last is not None and state.controlled:
                 target = last if last.ndim == 2 else forward(last, state.flange_to_ee)
                 check_sag(float(target[2, 3] - state.pose[2, 3]), state, self._config.limits)
+            self._rest()
+
+    def _rest(self) -> None:
+        with self._lock:
+            last = self._last
             self.release()
+            self._rested_from = last
 
     def _settle_at_last(self) -> None:
         """Wait until the arm hangs still at its last target, where it is under control."""

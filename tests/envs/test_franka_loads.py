@@ -1,0 +1,438 @@
+"""Loads that the arm does not know, control given up, hands that lie, and lost packets."""
+
+import numpy as np
+import pytest
+from emulated import need_libraries
+from fake_operator import FakeOperator
+
+from dzrobot.envs.franka.drivers.franky_library import version_hint
+from dzrobot.envs.franka.drivers.gripper import MOVED_M, GripperDriver, GripperReport
+from dzrobot.envs.franka.env import FrankaEnv
+from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeGripper
+from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig
+from dzrobot.envs.franka.make import connectable, load_workcell
+from dzrobot.envs.franka.operator.operator import ArmPhase
+from dzrobot.envs.panda.poses import pose_of
+from dzrobot.envs.panda.state import GripperState, Mode
+from dzrobot.errors import RobotError, StoppedError
+
+STILL = np.zeros(7, np.float32)
+CLOSE = np.array((0, 0, 0, 0, 0, 0, -1), np.float32)
+
+
+class Loaded(FakeArm):
+    """An arm that notes when it is given up, and hangs below its target under a load."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.calls: list[str] = []
+        self.sag_m = 0.0
+
+    def start(self, *arguments):
+        super().start(*arguments)
+        self.calls.append("start")
+
+    def stop(self):
+        if self.state().controlled:
+            self.calls.append("stop")
+        super().stop()
+
+    def state(self):
+        state = super().state()
+        if state.controlled:
+            state.pose[2, 3] -= self.sag_m
+        return state
+
+
+def make(arm, operator=None, **values):
+    cameras = [FakeCamera(key, arm) for key in ("video.image", "video.wrist_image")]
+    config = FrankaConfig.model_validate({"reward": {"rule": "none"}} | values)
+    return FrankaEnv(arm, cameras, config, clock=arm.clock, operator=operator)
+
+
+def away(kind=Loaded, height_m=HOME[2, 3]):
+    """Return an arm whose hand is 0.1 m from its start."""
+    return kind(pose_of((HOME[0, 3] + 0.1, 0, height_m), (np.pi, 0, 0)))
+
+
+def down(newtons):
+    """Return a force (3,) that points down, in the axes of a hand that points down."""
+    return np.array([0, 0, newtons])
+
+
+def test_one_controller_lives_over_reset_and_episode():
+    env = make(arm := away())
+    env.reset()
+    env.step(STILL)
+    env.reset()
+    assert arm.calls == ["start"]
+
+
+def test_control_is_given_up_once_for_each_question_that_lets_a_person_in():
+    operator = FakeOperator()
+    env = make(arm := away(), operator)
+    env.reset()
+    assert arm.calls == ["start", "stop", "start"]
+    operator.pauses = True
+    env.step(STILL)
+    assert arm.calls[3:] == ["stop", "start"]
+
+
+def test_nobody_is_let_in_while_the_hand_hangs_low_and_the_pause_says_why():
+    operator = FakeOperator()
+    env = make(arm := away(), operator)
+    env.reset()
+    arm.sag_m, operator.pauses, arm.force_n = 0.008, True, down(4.0)
+    given_up = arm.calls.count("stop")
+    assert not env.step(STILL)[3]
+    assert operator.questions[-1].startswith("Not paused")
+    assert "8 mm below" in operator.questions[-1]
+    assert "0.41 kg" in operator.questions[-1]
+    assert "Desk" in operator.questions[-1]
+    assert arm.calls.count("stop") == given_up
+    assert arm.state().controlled
+    # Less than the workcell allows is a pause like any other.
+    arm.sag_m, operator.pauses = 0.004, True
+    env.step(STILL)
+    assert operator.questions[-1].startswith("Paused")
+
+
+def test_a_scene_is_not_set_beside_a_hand_that_hangs_low():
+    operator = FakeOperator()
+    env = make(arm := away(), operator)
+    arm.sag_m = 0.008
+    with pytest.raises(StoppedError, match="8 mm below its target"):
+        env.reset()
+    assert ArmPhase.SCENE not in operator.shown
+    assert arm.state().controlled
+
+
+class Sinking(Loaded):
+    """Sinks where control is given up and taken again."""
+
+    def start(self, *arguments):
+        super().start(*arguments)
+        if self.calls.count("start") > 1:
+            # It is followed down, and sinks as much again.
+            self.sag_m = 0.015
+
+
+def test_an_episode_does_not_begin_off_its_start_and_says_how_far():
+    env = make(away(Sinking), FakeOperator())
+    with pytest.raises(StoppedError, match=r"30 mm and 0\.00 rad from its start"):
+        env.reset()
+    env = make(arm := away())
+    arm.sag_m = 0.004
+    _, info = env.reset()
+    assert info["robot"]["start_off_m"] == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("force", "torque", "said"),
+    [
+        (down(5.9), (0, 0, 0), "a load of about 0.6 kg that the arm does not know"),
+        (down(3.5), (1.6, 0, 0), "a load of about 0.36 kg"),
+        ((6.0, 0, 0), (0, 0, 0), "touches something"),
+        (down(-6.0), (0, 0, 0), "touches something"),
+    ],
+)
+def test_a_load_that_the_arm_does_not_know_is_named_before_a_reset_moves(force, torque, said):
+    env = make(arm := away())
+    arm.force_n, arm.torque_nm = np.array(force), np.array(torque)
+    with pytest.raises(RobotError, match=said) as error:
+        env.reset()
+    assert "nothing has moved" in str(error.value)
+    assert arm.moves == []
+    # No person has to look, as nothing has moved.
+    arm.force_n, arm.torque_nm = np.zeros(3), np.zeros(3)
+    env.reset()
+
+
+def test_a_small_load_is_warned_of(caplog):
+    env = make(arm := away())
+    arm.force_n = down(3.5)
+    env.reset()
+    assert "3.5 N and 0.00 Nm at the hand at rest: a load of about 0.36 kg" in caplog.text
+
+
+class Tripping(Loaded):
+    """An error is set as control is given up."""
+
+    def stop(self):
+        super().stop()
+        if self.calls == ["start", "stop"]:
+            self.trip("controller_torque_discontinuity")
+            self.mode = Mode.IDLE
+
+
+def test_an_error_that_giving_control_up_sets_is_cleared_before_the_arm_moves():
+    operator = FakeOperator()
+    env = make(arm := away(Tripping))
+    env.reset()
+    env.attend(operator)
+    env.reset()
+    assert arm.state().errors == ()
+
+
+@pytest.mark.parametrize("mode", [Mode.IDLE, Mode.MOVE])
+def test_an_error_is_named_before_the_mode(mode):
+    arm = FakeArm()
+    arm.connect()
+    arm.trip("controller_torque_discontinuity")
+    arm.mode = mode
+    said = arm.state().description
+    assert said.startswith("controller_torque_discontinuity, ")
+    assert "another program" not in said
+
+
+@pytest.mark.parametrize(
+    ("joint", "force", "said"),
+    [
+        (None, 0.0, "is something in its way?"),
+        (None, 4.0, "a load of about 0.41 kg"),
+        (5, 0.0, "joint 6 is 0.015 rad from its limit"),
+    ],
+)
+def test_a_start_that_is_not_reached_names_its_cause(joint, force, said):
+    env = make(arm := away(), reset={"timeout_s": 3.0, "joints": None})
+    if joint is not None:
+        arm.joints[joint] = env.config.limits.joints_low[joint] + 0.015
+    arm.stuck, arm.force_n = True, down(force)
+    with pytest.raises(StoppedError) as error:
+        env.reset()
+    assert said in str(error.value)
+    assert ("in its way" in str(error.value)) is (said == "is something in its way?")
+
+
+class Holding(FakeGripper):
+    """A hand that notes how high it was when it was asked to open."""
+
+    arm: FakeArm
+    opened_at_m: tuple = ()
+    holds = False
+
+    def state(self):
+        state = super().state()
+        return GripperState(state.width_m, state.is_open, False, 0.0, "", self.holds)
+
+    def request(self, *, opened):
+        super().request(opened=opened)
+        self.opened_at_m = (*self.opened_at_m, float(self.arm.state().pose[2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("height_m", "holds", "values", "rises"),
+    [
+        (0.02, False, {}, True),
+        (0.02, True, {}, False),
+        (0.02, False, {"reset": {"open_above_m": 0.0}}, False),
+        (0.2, False, {}, False),
+    ],
+)
+def test_an_empty_hand_near_the_table_rises_before_it_opens(height_m, holds, values, rises):
+    arm = away(height_m=height_m)
+    arm.gripper = hand = Holding()
+    hand.arm, hand.holds = arm, holds
+    env = make(arm, **values)
+    env.reset()
+    lift_m = env.config.reset.lift_m if rises else 0.0
+    assert hand.opened_at_m[0] == pytest.approx(height_m + lift_m, abs=0.011)
+
+
+class FailedError(Exception):
+    """A command that the hand has failed."""
+
+
+class Fingers(GripperDriver):
+    """A hand of a test's own: it closes to a width, and says what it likes."""
+
+    WIDEST_M = 0.08
+    MISSING_HINT = LOST_HINT = ""
+    errors = (FailedError,)
+
+    def __init__(self, width_m, closes_to_m):
+        super().__init__("", GripperConfig(), self)
+        self.width_m, self.closes_to_m = width_m, closes_to_m
+        self.reports = []
+
+    def put(self, data):
+        self.reports.append(GripperReport.unpack(data))
+
+    def translate(self, error):
+        return RobotError(str(error))
+
+    def close(self):
+        pass
+
+    def _connect(self):
+        pass
+
+    def _home(self):
+        pass
+
+    def _is_homed(self):
+        return True
+
+    @property
+    def _open_m(self):
+        return 0.08
+
+    def _begin(self, opened):
+        self.width_m = 0.08 if opened else min(self.width_m, self.closes_to_m)
+
+    def _has_ended(self):
+        return True
+
+    def _read(self):
+        # The hand says that it holds whatever is between its fingers, and nothing too.
+        return self.width_m, True
+
+    def _refusals(self):
+        return (FailedError,)
+
+    def ask(self, opened):
+        self.request(len(self.reports) + 1, opened)
+        for _ in range(10):
+            self.tick()
+        return self.reports[-1]
+
+
+@pytest.mark.parametrize(
+    ("width_m", "closes_to_m", "moved"),
+    [
+        (0.08, 0.08, False),
+        # Nobody can tell it from a hand that does not move.
+        (0.08, 0.079, False),
+        (0.08, 0.08 - MOVED_M - 1e-4, True),
+        (0.0795, 0.0795, False),
+        (0.08, 0.0, True),
+        (0.04, 0.04, True),
+    ],
+)
+def test_a_close_that_moved_no_finger_of_an_open_hand_is_no_grasp(width_m, closes_to_m, moved):
+    hand = Fingers(width_m, closes_to_m)
+    hand.open()
+    report = hand.ask(opened=False)
+    assert report.is_grasped is moved
+    assert ("the hand did not move" in report.fault) is not moved
+    assert ("Desk" in report.fault) is not moved
+
+
+def test_a_second_close_on_something_held_changes_nothing():
+    hand = Fingers(0.08, 0.05)
+    hand.open()
+    first = hand.ask(opened=False)
+    second = hand.ask(opened=False)
+    assert (first.width_m, first.is_grasped, first.fault) == (0.05, True, "")
+    assert (second.width_m, second.is_grasped, second.fault) == (0.05, True, "")
+
+
+def test_a_hand_that_holds_something_wide_when_it_is_connected_is_closed():
+    opened, _ = Fingers(0.06, 0.06).open()
+    assert not opened
+
+
+@pytest.mark.parametrize(("server", "has"), [(2, False), (3, True), (10, True), (11, False)])
+def test_a_wheel_is_named_only_for_servers_that_have_one(server, has):
+    said = version_hint(f"Incompatible library version (server version: {server}, library: 9).")
+    assert ("pip install" in said) is has
+    assert has or "system image" in said
+
+
+class Lossy(FakeArm):
+    """Some of its commands are lost."""
+
+    rate = 1.0
+
+    def state(self):
+        state = super().state()
+        object.__setattr__(state, "success_rate", self.rate)
+        return state
+
+
+@pytest.mark.parametrize(("rate", "values", "fault"), [
+    (0.79, {}, True), (0.81, {}, False), (0.79, {"controller": {"fault_success_rate": 0.0}}, False),
+])  # fmt: skip
+def test_an_episode_whose_packets_are_lost_is_no_result(rate, values, fault):
+    env = make(arm := Lossy(), **values)
+    env.reset()
+    arm.rate = rate
+    for _ in range(10):
+        *_, truncated, info = env.step(STILL)
+        if truncated:
+            break
+    assert info["robot"]["success_rate"] == rate
+    assert (info["abort"] == "packet_loss") is fault
+    assert bool(info["fault"]) is fault
+    assert truncated is fault
+
+
+@pytest.fixture(scope="module")
+def emulated(cell):
+    need_libraries()
+    values = {
+        "reward": {"rule": "none"}, "reset": {"speed_m_s": 0.5}, "limits": {"frozen_image_s": 0},
+    }  # fmt: skip
+    env = connectable(cell, load_workcell("emulated:empty", values))
+    yield env
+    cell.emulators.set(payload_kg=0.0, object_width_m=None, homed=True, packet_loss=0.0)
+    env.close()
+
+
+def height_mm(env):
+    return 1000 * float(env.arm.state().pose[2, 3] - env.config.reset.position[2])
+
+
+@pytest.mark.robot
+def test_a_load_that_nobody_told_of_sinks_no_farther_than_the_spring_gives(cell, emulated):
+    env, operator = emulated, FakeOperator()
+    env.reset()
+    cell.emulators.set(payload_kg=0.3)
+    env.reset()
+    # 3 N on a spring of 500 N/m are 6 mm; given up once, it was 20 mm.
+    assert -7.0 < height_mm(env) < -3.0
+    cell.emulators.set(payload_kg=0.2)
+    for _ in range(5):
+        env.step(STILL)
+    before = height_mm(env)
+    env.attend(operator)
+    operator.pauses = True
+    assert not env.step(STILL)[3]
+    assert operator.questions[-1].startswith("Paused")
+    assert height_mm(env) == pytest.approx(before, abs=1.0)
+    env.rest()
+    assert height_mm(env) == pytest.approx(before, abs=1.5)
+    assert env.arm.state().errors == ()
+    env.attend(None, unattended=True)
+    cell.emulators.set(payload_kg=1.0)
+    with pytest.raises(RobotError, match=r"nothing has moved.* kg that the arm does not know"):
+        env.reset()
+    cell.emulators.set(payload_kg=0.0)
+    env.reset()
+
+
+@pytest.mark.robot
+def test_an_emulated_hand_that_lies_is_told_apart(cell, emulated):
+    env = emulated
+    env.reset()
+    cell.emulators.set(object_width_m=0.0795)
+    assert "the hand did not move" in close(env)
+    cell.emulators.set(object_width_m=None)
+    env.acknowledge()
+    env.reset()
+    cell.emulators.set(homed=False)
+    assert "lost its homing" in close(env)
+    cell.emulators.set(homed=True)
+    env.acknowledge()
+    env.reset()
+
+
+def close(env):
+    """Ask for a closed hand; return how the episode was cut short."""
+    for _ in range(8):
+        *_, truncated, info = env.step(CLOSE)
+        if truncated:
+            break
+    assert info["abort"] == "gripper"
+    assert not info["is_grasped"]
+    return info["abort_message"]
