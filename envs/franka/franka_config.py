@@ -265,12 +265,12 @@ class LimitsConfig(FrozenConfig):
     """
 
     self_collision_m: Annotated[float, Field(ge=0)] = 0.02
-    """How near links that are not neighbors may come to each other by joint targets; checked
-    in MuJoCo, with the shapes of robosuite's arm. 0: not checked."""
+    """How near links that are not neighbors may come to each other by joint targets and on the way
+    of a reset; checked in MuJoCo, with the shapes of robosuite's arm. 0: not checked."""
 
     obstacles: tuple[ObstacleConfig, ...] = ()
     """Boxes that links keep away from, from the second link on; checked as ``self_collision_m``
-    is, whether actions move joints or the hand. Not during a reset."""
+    is, whether actions move joints or the hand, and before a reset."""
 
     obstacle_m: Positive = 0.02
     """How near links may come to them."""

@@ -86,7 +86,7 @@ def test_nobody_is_let_in_while_the_hand_hangs_low_and_the_pause_says_why():
     given_up = arm.calls.count("stop")
     assert not env.step(STILL)[3]
     assert operator.questions[-1].startswith("Not paused")
-    assert "8 mm below" in operator.questions[-1]
+    assert "8.0 mm below" in operator.questions[-1]
     assert "0.41 kg" in operator.questions[-1]
     assert "Desk" in operator.questions[-1]
     assert arm.calls.count("stop") == given_up
@@ -101,7 +101,7 @@ def test_a_scene_is_not_set_beside_a_hand_that_hangs_low():
     operator = FakeOperator()
     env = make(arm := away(), operator)
     arm.sag_m = 0.008
-    with pytest.raises(StoppedError, match="8 mm below its target"):
+    with pytest.raises(StoppedError, match=r"8\.0 mm below its target"):
         env.reset()
     assert ArmPhase.SCENE not in operator.shown
     assert arm.state().controlled
@@ -185,19 +185,32 @@ def test_an_error_is_named_before_the_mode(mode):
     assert "another program" not in said
 
 
+class Blocked(Loaded):
+    """Does not move, and shows why once it is under control."""
+
+    stuck = True
+    shows: tuple = (0.0, None)
+
+    def start(self, *arguments):
+        super().start(*arguments)
+        force, joint = self.shows
+        self.force_n = down(force)
+        if joint is not None:
+            self.joints[joint] = FrankaConfig().limits.joints_low[joint] + 0.015
+
+
 @pytest.mark.parametrize(
-    ("joint", "force", "said"),
+    ("force", "joint", "said"),
     [
-        (None, 0.0, "is something in its way?"),
-        (None, 4.0, "a load of about 0.41 kg"),
-        (5, 0.0, "joint 6 is 0.015 rad from its limit"),
+        (0.0, None, "is something in its way?"),
+        (4.0, None, "a load of about 0.41 kg"),
+        (-30.0, None, "touches something"),
+        (0.0, 5, "joint 6 is 0.015 rad from its limit"),
     ],
 )
-def test_a_start_that_is_not_reached_names_its_cause(joint, force, said):
-    env = make(arm := away(), reset={"timeout_s": 3.0, "joints": None})
-    if joint is not None:
-        arm.joints[joint] = env.config.limits.joints_low[joint] + 0.015
-    arm.stuck, arm.force_n = True, down(force)
+def test_a_start_that_is_not_reached_names_its_cause(force, joint, said):
+    env = make(arm := away(Blocked), reset={"timeout_s": 3.0, "joints": None})
+    arm.stuck, arm.shows = True, (force, joint)
     with pytest.raises(StoppedError) as error:
         env.reset()
     assert said in str(error.value)

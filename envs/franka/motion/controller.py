@@ -10,7 +10,7 @@ import numpy as np
 from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import check_reach, lifted_pose, plan_start_path
+from dzrobot.envs.franka.motion.start_path import check_reach, plan_start_path
 from dzrobot.envs.franka.safeguards.arm_check import check_resting, check_sag, unfinished
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
@@ -22,6 +22,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     classify,
     on_silence,
 )
+from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
 from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
 from dzrobot.envs.panda.poses import (
     Array,
@@ -30,7 +31,7 @@ from dzrobot.envs.panda.poses import (
     towards,
 )
 from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
-from dzrobot.errors import RobotError, StoppedError
+from dzrobot.errors import MissingDependencyError, RobotError, SimulatorError, StoppedError
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Control:
         self.has_traveled = False
         """Whether the arm was moved towards a start, since control was given up last."""
         joints = config.reset.joints
+        self._collision: SelfCollision | None = None
         self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
         self.recoveries = 0
 
@@ -113,8 +115,19 @@ class Control:
         self._acts_in = space
 
     def prepare(self) -> None:
-        """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`."""
+        """Load what the limits need, before anything is opened; see :meth:`TargetSpace.prepare`.
+
+        Raises:
+            MissingDependencyError: the way of a reset is checked in a simulator that is not
+                installed, and the arm is a real one.
+        """
         self._acts_in.prepare()
+        if self._collision is None:
+            try:
+                self._collision = collision_of(self._config.limits, links=True)
+            except (MissingDependencyError, SimulatorError):
+                if self._config.address is not None or self._config.limits.obstacles:
+                    raise
 
     def begin(self, start: Array) -> float:
         """Begin an episode where the arm is, and return how far that is from its start (m).
@@ -150,11 +163,13 @@ class Control:
             self.check_latch()
             last = self._rested_from if self._last is None else self._last
             self._rested_from = None
-            if self._space is not self._acts_in or not self._arm.state().controlled:
+            goes_on = self._last is not None and self._space is self._acts_in
+            if not goes_on or not self._arm.state().controlled:
                 self._take_over(self._acts_in)
-            # The last target, if it is known: a loaded arm hangs a little below it.
-            target = self._space.first(last, self._arm.state())
-            self._last = target
+                # The last target, if it is known: a loaded arm hangs a little below it.
+                last = self._space.first(last, self._arm.state())
+            assert last is not None, "known where the controller goes on"
+            target = self._last = last
             self._arm.command(target)
             self._note_action()
         self._settle()
@@ -184,10 +199,7 @@ class Control:
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             check_reach(state.pose, goal, reset)
             check_resting(state, self._config.limits)
-            lifted = lifted_pose(state.pose, goal, self._config)
-            path = plan_start_path(state, lifted, self._joints, goal, self._config)
-            if self._config.limits.obstacles and self._acts_in.collision is not None:
-                path.check_obstacles(self._acts_in.collision, state.joints)
+            path = plan_start_path(state, self._joints, goal, self._config, self._collision)
             self._take_over(self._cartesian)
             # A loaded hand hangs a little below its target, and is not followed down.
             kept = last is not None and last.ndim == 2
@@ -195,6 +207,8 @@ class Control:
             self._last, self.has_traveled = last if near else state.pose, True
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
+        if path.clear is not None:
+            self._move_home(path.clear, deadline)
         self._move_to(path.lifted, deadline)
         if risen is not None:
             risen()

@@ -22,6 +22,10 @@ _FEWEST_STEPS = 10
 """Waypoints that are solved on a Cartesian path, however short."""
 
 _SAME_M = 1e-6
+_SAME_RAD = 1e-9
+_LOWER_M = 0.005
+"""How much lower than where it is a hand may come on its way home by the joints alone."""
+
 _WHERE_IT_IS = 2e-3
 """How far (m and rad) an arm's pose may be from its joint angles, to be taken at its word."""
 
@@ -33,34 +37,42 @@ POLL_S = 0.02
 class StartPath:
     """The path of a reset: the hand up, the joints home, the hand to its start."""
 
+    clear: Array | None
+    """Joint angles (7,) to bring the joints to first, away from their limits. None: they are."""
+
     lifted: Array
-    """Pose (4, 4) that the hand rises to first; where it is, if it cannot rise."""
+    """Pose (4, 4) that the hand rises to then; where it is, if it cannot rise."""
 
     waypoints: tuple[tuple[str, Array], ...]
     """Part of the path and joint angles (7,), in order."""
 
-    def check_obstacles(self, collision: SelfCollision, joints: Array) -> None:
-        """Check the distances that links keep from obstacles on the path.
+    def check(self, collision: SelfCollision, joints: Array) -> None:
+        """Check the distances that links keep from each other and from obstacles on the path.
 
-        A link that is already closer to an obstacle than allowed may not come closer still.
+        Links that are already closer than allowed may not come closer still.
 
         Args:
             collision: Measures distances.
             joints: Joint angles (7,) where the arm is.
 
         Raises:
-            RobotError: a link would come too close to an obstacle.
+            RobotError: two of them would come too close.
         """
-        _, allowed = collision.deficits_m(joints)
+        allowed = collision.deficits_m(joints)
         for part, place in self.waypoints:
-            _, deficit = collision.deficits_m(place)
-            if deficit > allowed + _SAME_M:
-                raise RobotError(
-                    f"nothing has moved: on the way to the start ({part}) a link would come "
-                    f"{deficit:.3f} m nearer to one of limits.obstacles than limits.obstacle_m "
-                    "allows. Bring the arm by hand to where the way is free, or change "
-                    "reset.joints, reset.lift_m or reset.position"
-                )
+            found = zip(collision.deficits_m(place), allowed, _KEPT, strict=True)
+            for deficit, already, kept in found:
+                if deficit > already + _SAME_M:
+                    raise RobotError(
+                        f"nothing has moved: on the way to the start ({part}) "
+                        f"{collision.nearest(place)} would come {deficit:.3f} m nearer to each "
+                        f"other than {kept} allows. Bring the arm by hand to where the way is "
+                        "free, or change reset.joints, reset.lift_m or reset.position"
+                    )
+
+
+_KEPT = ("limits.self_collision_m", "limits.obstacle_m")
+"""What is to be kept, in the order of :meth:`SelfCollision.deficits_m`."""
 
 
 def check_reach(pose: Array, goal: Array, reset: ResetConfig) -> None:
@@ -84,19 +96,83 @@ def lifted_pose(pose: Array, goal: Array, config: FrankaConfig) -> Array:
 
 
 def plan_start_path(
-    state: ArmState, lifted: Array, home: Array | None, goal: Array, config: FrankaConfig
+    state: ArmState,
+    home: Array | None,
+    goal: Array,
+    config: FrankaConfig,
+    collision: SelfCollision | None = None,
 ) -> StartPath:
-    """Solve the path of a reset by inverse kinematics, within the joint limits.
+    """Solve the path of a reset, within the joint limits and clear of the arm and of obstacles.
 
-    A joint that is nearer to a limit than ``limits.joint_room_rad`` may not come nearer still. The
-    hand rises only as high as it can.
+    Joints beside a limit leave it first. The hand then rises, or where that is not clear goes home
+    by the joints alone.
 
     Args:
         state: Where the arm is.
-        lifted: Pose (4, 4) that the hand is to rise to.
         home: Joint angles (7,), rad, to pass through. None: the path is Cartesian throughout.
         goal: Pose (4, 4) of the start.
         config: Its joint limits.
+        collision: Measures the distances that links keep. None: they are not looked at.
+
+    Raises:
+        RobotError: the start is out of reach, or the way to it is not clear; nothing has moved.
+    """
+    clear = _away_from_limits(state.joints, config)
+    began = replace(state, joints=clear, pose=forward(clear, state.flange_to_ee))
+    left = float(np.abs(clear - state.joints).max()) > _SAME_RAD
+    began = began if left else state
+    path = _solve_path(began, lifted_pose(began.pose, goal, config), home, goal, config)
+    if left:
+        leaving = _joint_path("away from a joint's limit", state.joints, clear)
+        path = replace(path, clear=clear, waypoints=(*leaving, *path.waypoints))
+    if collision is None:
+        return path
+    try:
+        path.check(collision, state.joints)
+    except RobotError:
+        if home is None:
+            raise
+        direct = _solve_path(began, began.pose, home, goal, config)
+        if left:
+            direct = replace(direct, clear=clear, waypoints=(*leaving, *direct.waypoints))
+        if _sinks(direct, state):
+            raise
+        direct.check(collision, state.joints)
+        return direct
+    return path
+
+
+def _away_from_limits(joints: Array, config: FrankaConfig) -> Array:
+    """Return the nearest joint angles (7,) that keep ``limits.joint_room_rad``.
+
+    A joint that the start itself brings nearer to its limit goes no farther from it than that.
+    """
+    limits, home = config.limits, config.reset.joints
+    low = np.array(limits.joints_low) + limits.joint_room_rad
+    high = np.array(limits.joints_high) - limits.joint_room_rad
+    if home is not None:
+        low, high = np.minimum(low, home), np.maximum(high, home)
+    return np.clip(joints, low, high)
+
+
+def _joint_path(part: str, start: Array, end: Array) -> list[tuple[str, Array]]:
+    steps = max(1, int(np.ceil(np.abs(end - start).max() / _STEP_RAD)))
+    return [(part, start + share * (end - start)) for share in np.linspace(0.0, 1.0, steps + 1)[1:]]
+
+
+def _sinks(path: StartPath, state: ArmState) -> bool:
+    """Return whether the hand would come lower than it is and than its start."""
+    heights = [forward(place, state.flange_to_ee)[2, 3] for _, place in path.waypoints]
+    return min(heights) < min(state.pose[2, 3], heights[-1]) - _LOWER_M
+
+
+def _solve_path(
+    state: ArmState, lifted: Array, home: Array | None, goal: Array, config: FrankaConfig
+) -> StartPath:
+    """Solve the path by inverse kinematics, within the joint limits.
+
+    A joint that is nearer to a limit than ``limits.joint_room_rad`` may not come nearer still. The
+    hand rises only as high as it can.
 
     Raises:
         RobotError: the start is out of reach.
@@ -116,18 +192,14 @@ def plan_start_path(
     pose = reached
     solver.begin_at(waypoints[-1][1] if waypoints else start)
     if home is not None:
-        steps = max(1, int(np.ceil(np.abs(home - solver.joints).max() / _STEP_RAD)))
-        waypoints += [
-            ("to reset.joints", solver.joints + share * (home - solver.joints))
-            for share in np.linspace(0.0, 1.0, steps + 1)[1:]
-        ]
+        waypoints += _joint_path("to reset.joints", solver.joints, home)
         solver.begin_at(home)
         pose = forward(home, state.flange_to_ee)
     for waypoint in _cartesian_path(pose, goal):
         if not solver.go(waypoint):
             raise out_of_reach("the way to reset.position cannot be followed", waypoint)
         waypoints.append(("to reset.position", solver.joints))
-    return StartPath(reached, tuple(waypoints))
+    return StartPath(None, reached, tuple(waypoints))
 
 
 def out_of_reach(what: str, pose: Array) -> RobotError:

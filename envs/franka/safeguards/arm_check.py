@@ -150,8 +150,8 @@ def check_sag(sag_m: float, state: ArmState, limits: LimitsConfig) -> None:
     """
     if not sag_m <= limits.sag_m:
         raise RobotError(
-            f"the hand hangs {1000 * sag_m:.0f} mm below its target, allowed are "
-            f"{1000 * limits.sag_m:.0f} mm (limits.sag_m), so control is not given up and nobody "
+            f"the hand hangs {1000 * sag_m:.1f} mm below its target, allowed are "
+            f"{1000 * limits.sag_m:.1f} mm (limits.sag_m), so control is not given up and nobody "
             f"may reach in: {load_at_rest(state, limits) or 'put down what it holds'}"
         )
 

@@ -4,11 +4,13 @@ The shapes are those of robosuite's Panda.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import LimitsConfig
+from dzrobot.envs.franka.franka_config import LimitsConfig, ObstacleConfig
 from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
 from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
@@ -18,6 +20,12 @@ _CHAIN = (
     ("right_gripper",), ("finger_joint1_tip", "finger_joint2_tip"),
 )  # fmt: skip
 """Bodies along the arm that have a shape, which link 7 has not; neighbors touch by design."""
+
+_NAMES = (
+    "the base", "link 1", "link 2", "link 3", "link 4", "link 5", "link 6", "the hand",
+    "the fingers",
+)  # fmt: skip
+"""What messages call them."""
 
 _APART = 2
 _FREE = 2
@@ -52,18 +60,18 @@ class SelfCollision:
                 f"{setting} in a simulator: {error} To go without, say so: limits: "
                 "{self_collision_m: 0}, and no obstacles"
             ) from error
-        boxes = {
-            f"obstacle {number}": (
-                np.add(box.low, box.high) / 2, np.subtract(box.high, box.low) / 2
-            )
-            for number, box in enumerate(limits.obstacles)
-        }  # fmt: skip
-        self._model = model = load_model(drawn=False, boxes=boxes)
+        boxes = [f"obstacle {number}" for number in range(len(limits.obstacles))]
+        self._model = model = _model_with(limits.obstacles)
         self._data = mujoco.MjData(model)
         for name, width in zip(FINGERS, (_OPEN_M, -_OPEN_M), strict=True):
             self._data.qpos[model.joint(name).qposadr[0]] = width
         self._joints = [int(model.joint(name).qposadr[0]) for name in ARM]
         shapes = [[self._shape(body) for body in bodies] for bodies in _CHAIN]
+        self._called = {
+            shape: _NAMES[number] for number, some in enumerate(shapes) for shape in some
+        } | {
+            model.geom(name).id: box.name for name, box in zip(boxes, limits.obstacles, strict=True)
+        }
         links: _Pairs = [
             pair
             for number, here in enumerate(shapes)
@@ -89,15 +97,26 @@ class SelfCollision:
         own, obstacle = (self._worst(margin, pairs) for margin, pairs in self._checks)
         return own, obstacle
 
+    def nearest(self, joints: Array) -> str:
+        """Return the names of the two that are too near to each other by most, at joints (7,)."""
+        self.deficits_m(joints)
+        short = [
+            (self._short(margin, pair), pair) for margin, pairs in self._checks for pair in pairs
+        ]
+        one, other = max(short)[1]
+        return f"{self._called[one]} and {self._called[other]}"
+
     def _worst(self, margin: float, pairs: Sequence[tuple[int, int]]) -> float:
-        mujoco, model, data = self._mujoco, self._model, self._data
-        worst = 0.0
-        for one, other in pairs:
-            apart = np.linalg.norm(data.geom_xpos[one] - data.geom_xpos[other])
-            if apart - model.geom_rbound[one] - model.geom_rbound[other] < margin:
-                distance = mujoco.mj_geomDistance(model, data, one, other, margin, None)
-                worst = max(worst, margin - min(margin, float(distance)))
-        return worst
+        return max((self._short(margin, pair) for pair in pairs), default=0.0)
+
+    def _short(self, margin: float, pair: tuple[int, int]) -> float:
+        """Return by how much two shapes are nearer than ``margin``; 0: they are not."""
+        model, data, (one, other) = self._model, self._data, pair
+        apart = np.linalg.norm(data.geom_xpos[one] - data.geom_xpos[other])
+        if apart - model.geom_rbound[one] - model.geom_rbound[other] >= margin:
+            return 0.0
+        distance = self._mujoco.mj_geomDistance(model, data, one, other, margin, None)
+        return margin - min(margin, float(distance))
 
     def _shape(self, body: str) -> int:
         model = self._model
@@ -106,6 +125,16 @@ class SelfCollision:
             if model.geom_bodyid[geom] == model.body(body).id and model.geom_contype[geom]
         )  # fmt: skip
         return int(shape)
+
+
+@cache
+def _model_with(obstacles: tuple[ObstacleConfig, ...]) -> Any:
+    """Return the compiled arm with boxes around it, which nothing changes."""
+    boxes = {
+        f"obstacle {number}": (np.add(box.low, box.high) / 2, np.subtract(box.high, box.low) / 2)
+        for number, box in enumerate(obstacles)
+    }
+    return load_model(drawn=False, boxes=boxes)
 
 
 def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
