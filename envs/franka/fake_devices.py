@@ -197,6 +197,8 @@ class FakeArm:
         self._advance()
         if self._errors or self._user_stop:
             raise ControllerEndedError("the arm refused the controller")
+        if self._controlled and space is self.space is Space.CARTESIAN:
+            return
         self.space, self.compliant = space, False
         self._goal = self.joints.copy()
         self._hand = np.linalg.inv(forward(self.joints, np.eye(4))) @ self.pose
@@ -204,6 +206,7 @@ class FakeArm:
 
     def home(self, joints: Array, dynamics: float) -> None:
         """Have the joints where they belong, at once."""
+        self.stop()
         self.start()
         self.joints = np.array(joints, np.float64)
 

@@ -109,7 +109,11 @@ class Arm(Protocol):
         ...
 
     def start(self, space: Space = Space.CARTESIAN) -> None:
-        """Take control for targets of a space, and hold where the arm is."""
+        """Take control for targets of a space, and hold where the arm is.
+
+        A controller of poses that runs already goes on, and holds its reference: an arm that is
+        given up sinks under a load that it does not know.
+        """
         ...
 
     def home(self, joints: Array, dynamics: float) -> None:

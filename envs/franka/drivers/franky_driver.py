@@ -165,9 +165,14 @@ class FrankyDriver(FrankyErrors):
             time.sleep(0.005)
 
     def start(self, space: Space) -> None:
-        """Start the controller where the arm is."""
+        """Start the controller where the arm is; one of poses that runs goes on as it is."""
         franky = library()
         self._guard.begin(self._clock_s)
+        runs = self._tracker is not None and bool(self._tracker.is_running)
+        if runs and space is self._space is Space.CARTESIAN:
+            self._trajectory = None
+            self._put(self._reference, np.zeros(6))
+            return
         self._end_motion()
         self._space, self._compliant = space, False
         if self._config.controller.kind == "impedance":

@@ -399,17 +399,8 @@ class Control:
         self._silence = CommandTimeout.NONE
 
     def _take_over(self, space: TargetSpace) -> None:
-        """Take control for targets of ``space``; a controller that takes such targets goes on.
-
-        An arm that is given up sinks under a load that it does not know, so that is done only where
-        another controller must begin.
-        """
-        state = self._arm.state()
-        if state.controlled and self._space.space is space.space:
-            self._space = space
-            space.begin(state)
-            return
-        if state.controlled:
+        """Take control for targets of ``space``; a controller that takes such targets goes on."""
+        if self._space.space is not space.space and self._arm.state().controlled:
             # One controller rests before another begins.
             self._arm.stop()
         self._take(space)
