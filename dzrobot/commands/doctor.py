@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_teleop_settings, add_workcell, workcell_arguments
-from dzrobot.envs.franka.diagnostics import diagnose
+from dzrobot.envs.franka.diagnostics import LISTEN_S, diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep what each camera shows in this folder",
     )
+    franka.add_argument(
+        "--seconds", type=flags.number(0.5, 600), default=LISTEN_S,
+        help="how long arm and cameras are read together",
+    )  # fmt: skip
     franka.add_argument("--address", type=flags.text, help="of the arm; replaces the workcell's")
     _add_device(kinds.add_parser("device", help="show what a device reports; nothing moves"))
     _add_data(
@@ -125,7 +129,7 @@ def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]
     given = {} if arguments.address is None else {"address": arguments.address}
     workcell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
     held.callback(workcell.close)
-    return diagnose(workcell, config, arguments.images)
+    return diagnose(workcell, config, arguments.images, arguments.seconds)
 
 
 def _printed(lines: Iterable[_Line]) -> int:

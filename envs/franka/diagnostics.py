@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,26 +18,33 @@ import cv2
 import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.franka.arm_model import pose_and_jacobian
 from dzrobot.envs.franka.cameras.realsense import Device, list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
-from dzrobot.envs.franka.motion.reach import unreachable_part
+from dzrobot.envs.franka.motion.reach import JointBox, solve_within, unreachable_part
 from dzrobot.envs.franka.safeguards.arm_check import compared
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit
-from dzrobot.envs.franka.workcells import Arm, Camera, Workcell
+from dzrobot.envs.franka.streaming import (
+    ArmStream,
+    Together,
+    shared_controllers,
+    stream_together,
+    waits_ms,
+)
+from dzrobot.envs.franka.workcells import Camera, Workcell
 from dzrobot.envs.panda.state import ArmState, GripperState
 from dzrobot.errors import MissingDependencyError, RobotError
 from dzrobot.importing import install
 
 Verdict = Literal["ok", "warn", "fail"]
 
-LISTEN_S = 2.0
-"""How long states are read."""
+LISTEN_S = 10.0
+"""How long arm and cameras are read together."""
 
-_READ_S = 0.01
 _SLOW_READ_S = 0.05
 _OF_ROBOTIQ = "pyrobotiqgripper"
 _OLDEST = {"franky-control": (2, 0), "pyrealsense2": (2, 55), _OF_ROBOTIQ: (3, 3)}
@@ -50,6 +58,15 @@ _SIOCGIFADDR = 0x8915
 _RATE = 0.8
 """Share of its rate below which a camera is slow."""
 
+_LOST = 0.02
+"""Share of its frames that a camera may lose."""
+
+_DRIFT = 5e-3
+"""Share of the time by which clocks may drift apart."""
+
+_LEAST_FREEDOM = 0.03
+"""Yoshikawa's measure (m, rad) below which the arm is near a singularity."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -61,7 +78,10 @@ class Diagnosis:
 
 
 def diagnose(
-    workcell: Workcell, config: FrankaConfig, images: Path | None = None
+    workcell: Workcell,
+    config: FrankaConfig,
+    images: Path | None = None,
+    listen_s: float = LISTEN_S,
 ) -> Iterator[Diagnosis]:
     """Yield one line per check; devices are checked only if an address is known.
 
@@ -69,6 +89,7 @@ def diagnose(
         workcell: Where they are.
         config: The workcell.
         images: Folder that takes what each camera shows, as the policy sees it. None: nowhere.
+        listen_s: How long arm and cameras are read together.
     """
     yield from _libraries(config)
     yield _kernel()
@@ -82,8 +103,7 @@ def diagnose(
         yield Diagnosis("fail", "address", str(error))
         return
     yield from _network(workcell.address)
-    yield from _cameras(workcell, config, images)
-    yield from _arm(FrankyArm(workcell, config), workcell, config)
+    yield from _devices(workcell, config, images, listen_s)
 
 
 def _libraries(config: FrankaConfig) -> Iterator[Diagnosis]:
@@ -217,14 +237,15 @@ def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
     )
 
 
-def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> Iterator[Diagnosis]:
+def _cameras(workcell: Workcell, config: FrankaConfig, found: list[Camera]) -> Iterator[Diagnosis]:
+    """Look for the cameras, and add those that are there to ``found``."""
     wanted = {camera.serial: camera.key for camera in config.cameras if camera.kind == "realsense"}
-    known: set[str] = set()
+    ports: dict[str, str] = {}
     if wanted or not config.cameras:
         try:
-            found = list_cameras(workcell.camera_settings(), wanted)
-            known = {device.serial for device in found}
-            yield from _realsense(found, wanted)
+            devices = list_cameras(workcell.camera_settings(), wanted)
+            ports = {device.serial: device.port for device in devices}
+            yield from _realsense(devices, wanted)
         except (RobotError, MissingDependencyError) as error:
             yield Diagnosis("fail", "cameras", str(error))
     used = {Path(camera.place).resolve() for camera in config.cameras if camera.kind == "uvc"}
@@ -233,10 +254,20 @@ def _cameras(workcell: Workcell, config: FrankaConfig, images: Path | None) -> I
             yield Diagnosis("warn", f"camera {path}", "kind: uvc, in no view")
     if not config.cameras:
         yield Diagnosis("fail", "cameras", "the workcell names none: put these in `cameras`")
-    for camera in config.cameras:
-        if camera.kind == "uvc" or camera.serial in known:
-            driver = camera_of(camera, workcell.camera_settings, patience=workcell.patience)
-            yield _stream(driver, config.robot, images)
+    known = [camera for camera in config.cameras if camera.kind == "uvc" or camera.serial in ports]
+    places = {
+        camera.key: camera.place if camera.kind == "uvc" else ports[camera.serial]
+        for camera in known
+    }
+    for controller, names in shared_controllers(places):
+        yield Diagnosis(
+            "ok", "usb",
+            f"{', '.join(names)} share the USB controller {controller}; where they lose frames "
+            "together, plug one into another controller",
+        )  # fmt: skip
+    found += [
+        camera_of(camera, workcell.camera_settings, patience=workcell.patience) for camera in known
+    ]
 
 
 def _realsense(found: Sequence[Device], wanted: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -254,27 +285,47 @@ def _realsense(found: Sequence[Device], wanted: Mapping[str, str]) -> Iterator[D
         )
 
 
-def _stream(camera: Camera, robot: Embodiment, images: Path | None) -> Diagnosis:
-    """Let one camera stream for a while, and keep what it shows."""
-    config = camera.config
-    try:
-        camera.open()
-        first, began = camera.latest(), time.monotonic()
-        time.sleep(LISTEN_S)
-        last, took = camera.latest(), time.monotonic() - began
-    except (RobotError, MissingDependencyError) as error:
-        return Diagnosis("fail", config.key, str(error))
-    finally:
-        camera.close()
-    rate = (last.number - first.number) / took
-    size = robot.view(config.key).resolution
-    text = f"{rate:.1f} of {config.fps} frames per second"
-    if images is not None:
-        images.mkdir(parents=True, exist_ok=True)
-        path = images / f"{config.key}.png"
-        cv2.imwrite(str(path), cv2.cvtColor(fit(last.image, config, size), cv2.COLOR_RGB2BGR))
-        text += f"; what the policy sees: {path}"
-    return Diagnosis("ok" if rate >= _RATE * config.fps else "warn", config.key, text)
+def _streams(heard: Together, robot: Embodiment, images: Path | None) -> Iterator[Diagnosis]:
+    """Say what each camera sent while all of them and the arm were read, and keep an image."""
+    for stream in heard.cameras:
+        config = stream.camera.config
+        if stream.fault or stream.last is None:
+            yield Diagnosis("fail", config.key, stream.fault or "it has sent no frame")
+            continue
+        text = (
+            f"{stream.rate_hz:.1f} of {config.fps} frames per second for {heard.seconds:g} s, "
+            f"{stream.lost} lost, all cameras together"
+        )
+        if images is not None:
+            images.mkdir(parents=True, exist_ok=True)
+            path, size = images / f"{config.key}.png", robot.view(config.key).resolution
+            image = fit(stream.last.image, config, size)
+            cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+            text += f"; what the policy sees: {path}"
+        few = stream.rate_hz < _RATE * config.fps or stream.lost > _LOST * stream.frames
+        yield Diagnosis("warn" if few else "ok", config.key, text)
+
+
+def _clocks(heard: Together) -> Iterator[Diagnosis]:
+    """Compare the clocks of arm and cameras with this machine's."""
+    ahead = {
+        stream.camera.config.key: stream.ahead_s
+        for stream in heard.cameras
+        if not stream.fault and stream.frames
+    }
+    if heard.arm is not None:
+        ahead["the arm"] = heard.arm.ahead_s
+    if not ahead:
+        return
+    drifts = max(map(abs, ahead.values())) > _DRIFT * heard.seconds
+    shown = ", ".join(f"{name} {1000 * by:+.0f} ms" for name, by in ahead.items())
+    yield Diagnosis(
+        "warn" if drifts else "ok", "clocks",
+        f"gained on this machine's in {heard.seconds:g} s: {shown}" + (
+            ": ages of what a policy sees are not to be trusted; is the machine busy, or does NTP "
+            "set its clock?" if drifts else ""
+        ),
+    )  # fmt: skip
 
 
 def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
@@ -309,21 +360,40 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
     )  # fmt: skip
 
 
-def _arm(arm: FrankyArm, workcell: Workcell, config: FrankaConfig) -> Iterator[Diagnosis]:
+def _connected(arm: FrankyArm, workcell: Workcell) -> Diagnosis:
     began = time.monotonic()
     try:
         arm.connect()
-        yield Diagnosis(
-            "ok", "arm", f"{workcell.address}, connected in {time.monotonic() - began:.2f} s"
-        )
-        yield from _states(arm, config)
-        yield from _hand(arm, config)
-        arm.gripper.connect()
-        yield _gripper(arm.gripper.state(), config)
     except (RobotError, MissingDependencyError) as error:
-        yield Diagnosis("fail", "arm", str(error))
-    finally:
-        arm.close()
+        return Diagnosis("fail", "arm", str(error))
+    took_s = time.monotonic() - began
+    return Diagnosis("ok", "arm", f"{workcell.address}, connected in {took_s:.2f} s")
+
+
+def _devices(
+    workcell: Workcell, config: FrankaConfig, images: Path | None, listen_s: float
+) -> Iterator[Diagnosis]:
+    """Look at cameras and arm, which are read together."""
+    cameras: list[Camera] = []
+    arm = FrankyArm(workcell, config)
+    with ExitStack() as opened:
+        opened.callback(arm.close)
+        yield from _cameras(workcell, config, cameras)
+        for camera in cameras:
+            opened.callback(camera.close)
+        yield (found := _connected(arm, workcell))
+        is_there = found.verdict == "ok"
+        try:
+            heard = stream_together(cameras, arm if is_there else None, listen_s)
+            yield from _streams(heard, config.robot, images)
+            yield from _clocks(heard)
+            if heard.arm is not None:
+                yield from _states(heard.arm, config)
+                yield from _hand(arm, config)
+                arm.gripper.connect()
+                yield _gripper(arm.gripper.state(), config)
+        except RobotError as error:
+            yield Diagnosis("fail", "arm", str(error))
 
 
 def _gripper(hand: GripperState, config: FrankaConfig) -> Diagnosis:
@@ -341,29 +411,44 @@ def _gripper(hand: GripperState, config: FrankaConfig) -> Diagnosis:
     return Diagnosis("ok", "gripper", f"{hand.width_m:.3f} m wide{held}")
 
 
-def _states(arm: Arm, config: FrankaConfig) -> Iterator[Diagnosis]:
-    took: list[float] = []
-    first = state = arm.state()
-    began = time.monotonic()
-    while time.monotonic() < began + LISTEN_S:
-        asked = time.monotonic()
-        state = arm.state()
-        took.append(time.monotonic() - asked)
-        time.sleep(_READ_S)
-    advanced = (state.robot_time_s - first.robot_time_s) / (time.monotonic() - began)
-    slowest, usual = max(took), float(np.median(took))
-    steady = slowest < _SLOW_READ_S and advanced > 0.95
+def _states(heard: ArmStream, config: FrankaConfig) -> Iterator[Diagnosis]:
+    usual, slowest = waits_ms(heard)
+    state = heard.last
+    advanced = 1.0 + heard.ahead_s / heard.took_s
+    steady = slowest < 1000 * _SLOW_READ_S and advanced > 0.95
     yield Diagnosis(
-        "ok" if steady else "warn",
-        "latency",
-        f"a state takes {1000 * usual:.1f} ms, {1000 * slowest:.1f} ms at most; the arm's clock "
-        f"runs at {advanced:.2f} of ours over {LISTEN_S:g} s",
-    )
+        "ok" if steady else "warn", "latency",
+        f"a state takes {usual:.1f} ms, {slowest:.1f} ms at most; the arm's clock runs at "
+        f"{advanced:.2f} of ours over {heard.took_s:.1f} s",
+    )  # fmt: skip
     yield _mode(state)
     inside = Workspace(config).contains(state.pose, slack=config.limits.margin_m)
     place = ", ".join(f"{value:.3f}" for value in state.pose[:3, 3])
     where = "within" if inside else "outside"
     yield Diagnosis("ok" if inside else "warn", "pose", f"({place}) m, {where} the workspace")
+    yield _start(state, config)
+
+
+def _start(state: ArmState, config: FrankaConfig) -> Diagnosis:
+    """Look at how freely the arm moves where episodes begin, and how near its limits it is."""
+    limits, given = config.limits, config.reset.joints
+    low, high = np.array(limits.joints_low), np.array(limits.joints_high)
+    joints = state.joints if given is None else np.array(given)
+    box = JointBox(low, high, joints)
+    at = solve_within(joints, config.reset.pose, state.flange_to_ee, box)
+    if at is None:
+        return Diagnosis("fail", "start", "reset.position is out of reach")
+    _, jacobian = pose_and_jacobian(at, state.flange_to_ee)
+    freedom = float(np.sqrt(max(0.0, np.linalg.det(jacobian @ jacobian.T))))
+    room = np.minimum(at - low, high - at)
+    nearest = int(np.argmin(room))
+    good = freedom >= _LEAST_FREEDOM and room[nearest] >= limits.joint_room_rad
+    return Diagnosis(
+        "ok" if good else "warn", "start",
+        f"manipulability {freedom:.3f} (below {_LEAST_FREEDOM} the arm is near a singularity, and "
+        f"small steps turn its joints far); joint {nearest + 1} is {room[nearest]:.2f} rad from "
+        "its limit, nearest of all",
+    )  # fmt: skip
 
 
 def _mode(state: ArmState) -> Diagnosis:

@@ -14,6 +14,7 @@ from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
 from dzrobot.envs.franka.motion.trajectories import PoseTrajectory
+from dzrobot.envs.franka.streaming import stream_together
 from dzrobot.envs.franka.workcells import NoGripper
 from dzrobot.envs.panda.poses import angle_between, pose_of
 from dzrobot.envs.panda.state import Mode
@@ -219,7 +220,10 @@ def test_the_doctor_passes_an_idle_arm_alone_and_says_what_to_do_about_others(mo
     line = _mode(arm.state())
     assert line.verdict == ("ok" if mode is Mode.IDLE else "fail")
     assert "lamp" in line.found
-    assert len(list(_states(arm, FrankaConfig()))) == 3
+    heard = stream_together((), arm, 0.05, arm.clock).arm
+    assert [line.what for line in _states(heard, FrankaConfig())] == [
+        "latency", "mode", "pose", "start",
+    ]  # fmt: skip
 
 
 def test_no_hand_takes_every_request_and_is_never_busy():

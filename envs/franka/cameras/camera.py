@@ -1,5 +1,6 @@
 """Cameras whose driver runs in a process of its own: the streaming side and the reading side."""
 
+import logging
 import struct
 import time
 from abc import ABC, abstractmethod
@@ -111,6 +112,14 @@ class StreamDriver(ABC):
             RuntimeError: the library complains.
         """
 
+    def restart_device(self, timeout_s: float) -> bool:
+        """Restart a camera that sends nothing and begin to stream; False where that cannot be done.
+
+        Raises:
+            RobotError: it did not come back.
+        """
+        return False
+
     def stream(self) -> None:
         """Begin to stream, and keep doing so."""
         self._retry_s = time.monotonic()
@@ -179,7 +188,10 @@ class StreamDriver(ABC):
         self._failures += 1
 
 
+_log = logging.getLogger(__name__)
+
 _FIRST_FRAME_S = 10.0
+_RESTART_S = 5.0
 _AGAIN_S = 1.0
 """How long a frame of a stream that was open already is waited for."""
 
@@ -242,12 +254,26 @@ class DriverCamera(ABC):
             driver.call("find", search_s * self._patience, timeout_s=search_s + _CALL_S)
             driver.call("stream", timeout_s=_CALL_S)
             if not _streams(driver, _FIRST_FRAME_S * self._patience):
-                fault = driver.call("fault", timeout_s=_CALL_S)
-                raise RobotError(
-                    f"{config.name} is there but sends no frame ({fault or 'no error'}): use a USB "
-                    "3 port and cable, and close other programs that hold it"
-                )
+                self._restart(driver, search_s)
         self._driver = driver
+
+    def _restart(self, driver: DriverProcess, search_s: float) -> None:
+        """Restart a camera that is there and sends nothing, as a killed program leaves it.
+
+        Raises:
+            RobotError: it sends nothing all the same.
+        """
+        name, fault = self._config.name, driver.call("fault", timeout_s=_CALL_S)
+        wait_s = (search_s + _RESTART_S) * self._patience
+        done = driver.call("restart_device", wait_s, timeout_s=wait_s + _CALL_S)
+        if done and _streams(driver, _FIRST_FRAME_S * self._patience):
+            _log.warning("%s sent no frame (%s) and was restarted", name, fault or "no error")
+            return
+        tried = ", also after it was restarted once" if done else ""
+        raise RobotError(
+            f"{name} is there but sends no frame{tried} ({fault or 'no error'}): unplug it and "
+            "plug it in again, use a USB 3 port and cable, and close other programs that hold it"
+        )
 
     def latest(self) -> Frame:
         """Return the newest frame."""

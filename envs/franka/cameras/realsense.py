@@ -165,6 +165,7 @@ _LIST_S = 30.0
 """Nothing moves and nothing waits while cameras are listed: a busy machine may take its time."""
 
 _OLDEST_FRAME_S = 1.0
+_LEAVES_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,9 @@ class Device:
     """Kind of the USB connection, such as 3.2; empty where it is not reported."""
 
     firmware: str
+
+    port: str = ""
+    """Where it is plugged in, a path in ``/sys/devices``; empty where it is not reported."""
 
     offers: str = ""
     """What of exposure, gain and white balance may be fixed, and to what."""
@@ -263,6 +267,19 @@ class RealSenseDriver(StreamDriver):
         stamp_s = color.get_timestamp() / 1000.0
         return Shot(np.asanyarray(color.get_data()), _exposed_s(color, now_s), stamp_s)
 
+    def restart_device(self, timeout_s: float) -> bool:
+        """Restart the camera by its serial number, once, and wait until it is there again."""
+        self.close()
+        device = dict(self._connected()).get(self._camera.serial)
+        if device is None:
+            return False
+        device.hardware_reset()
+        # It leaves the bus for a moment, and is found as it was before.
+        time.sleep(_LEAVES_S)
+        self.find(timeout_s)
+        self.stream()
+        return True
+
     def end(self) -> None:
         """Stop the stream."""
         pipeline, self._pipeline = self._pipeline, None
@@ -316,15 +333,18 @@ def _device(device: Any) -> Device:
     import pyrealsense2 as rs
 
     kinds = rs.camera_info
-    asked = (kinds.serial_number, kinds.name, kinds.usb_type_descriptor, kinds.firmware_version)
-    serial, name, usb, firmware = (
+    asked = (
+        kinds.serial_number, kinds.name, kinds.usb_type_descriptor, kinds.firmware_version,
+        kinds.physical_port,
+    )  # fmt: skip
+    serial, name, usb, firmware, port = (
         device.get_info(kind) if device.supports(kind) else "" for kind in asked
     )
     try:
         offers = ColorSettings(device, serial).offered()
     except RobotError:
         offers = ""
-    return Device(serial, name, usb, firmware, offers)
+    return Device(serial, name, usb, firmware, port, offers)
 
 
 def _exposed_s(frame: Any, now_s: float) -> float:
