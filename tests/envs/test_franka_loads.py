@@ -1,10 +1,15 @@
 """Loads that the arm does not know, control given up, hands that lie, and lost packets."""
 
+import contextlib
+import re
+
 import numpy as np
 import pytest
 from emulated import need_libraries
 from fake_operator import FakeOperator
 
+from dzrobot.envs.franka.cameras.camera import DriverCamera
+from dzrobot.envs.franka.diagnostics import _clocks, _streams
 from dzrobot.envs.franka.drivers.franky_library import version_hint
 from dzrobot.envs.franka.drivers.gripper import MOVED_M, GripperDriver, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
@@ -12,6 +17,8 @@ from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeGrip
 from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.franka.operator.operator import ArmPhase
+from dzrobot.envs.franka.streaming import shared_controllers, stream_together
+from dzrobot.envs.franka.workcells import Frame
 from dzrobot.envs.panda.poses import pose_of
 from dzrobot.envs.panda.state import GripperState, Mode
 from dzrobot.errors import RobotError, StoppedError
@@ -381,6 +388,113 @@ def test_an_episode_whose_packets_are_lost_is_no_result(rate, values, fault):
     assert truncated is fault
 
 
+class Stream(FakeCamera):
+    """Sends a frame a period of its stream by a clock of its own; some never come."""
+
+    skew, loses, silent = 1.0, 0, False
+
+    def open(self):
+        if self.silent:
+            raise RobotError("it is there but sends no frame")
+        self.sent = self.number = -1
+        self.began_s = self._arm.clock.now()
+
+    def latest(self):
+        now_s = self._arm.clock.now()
+        due = int((now_s - self.began_s) * self.skew * self.config.fps + 1e-6)
+        if due > self.sent:
+            self.sent = due
+            if not due or not self.loses or due % self.loses:
+                self.number += 1
+                stamp_s = due / self.config.fps
+                self.frame = Frame(np.zeros((2, 2, 3), np.uint8), self.number, 0, now_s, stamp_s)
+        return self.frame
+
+
+def streamed(**changes):
+    arm = FakeArm()
+    arm.connect()
+    cameras = [Stream(key, arm) for key in ("video.image", "video.wrist_image")]
+    for name, value in changes.items():
+        setattr(cameras[1], name, value)
+    heard = stream_together(cameras, arm, 10.0, arm.clock)
+    lines = [*_streams(heard, FrankaConfig().robot, None), *_clocks(heard)]
+    return {line.what: (line.verdict, line.found) for line in lines}
+
+
+def test_cameras_are_streamed_together_and_what_each_loses_is_counted():
+    said = streamed()
+    assert [verdict for verdict, _ in said.values()] == ["ok"] * 3
+    assert "0 lost" in said["video.wrist_image"][1]
+    said = streamed(loses=10)
+    assert said["video.image"][0] == "ok"
+    verdict, found = said["video.wrist_image"]
+    assert verdict == "warn"
+    assert int(found.split(" lost")[0].split()[-1]) in (14, 15)
+    assert streamed(silent=True)["video.wrist_image"] == ("fail", "it is there but sends no frame")
+
+
+def test_clocks_that_drift_apart_are_named():
+    verdict, found = streamed(skew=1.02)["clocks"]
+    assert verdict == "warn"
+    gained = re.search(r"video\.wrist_image \+(\d+) ms", found)
+    assert 190 <= int(gained[1]) <= 210
+    assert "the arm +0 ms" in found.replace("-0 ms", "+0 ms")
+
+
+def test_cameras_that_share_a_usb_controller_are_named():
+    root = "/sys/devices/pci0000:00/0000:00:14.0/usb2/2-"
+    other = "/sys/devices/pci0000:00/0000:00:1c.4/0000:05:00.0/usb4/4-1/video4linux/video2"
+    ports = {"left": f"{root}1/video4linux/video0", "wrist": f"{root}2:1.0", "right": other}
+    assert list(shared_controllers(ports)) == [("0000:00:14.0", ("left", "wrist"))]
+    assert list(shared_controllers({"left": other, "wrist": "", "right": ""})) == []
+
+
+class Silent:
+    """A camera's process whose stream sends nothing before its device was restarted."""
+
+    def __init__(self, restarts):
+        self.restarts, self.calls, self.sent = restarts, [], 0
+        self.latest = self
+
+    def call(self, method, *words, timeout_s):
+        self.calls.append(method)
+        if method == "restart_device":
+            self.sent += self.restarts
+            return self.restarts
+        return ""
+
+    def count(self):
+        self.sent += bool(self.sent)
+        return self.sent
+
+    def killed_on_error(self):
+        return contextlib.nullcontext()
+
+    def kill(self):
+        pass
+
+
+class Restarted(DriverCamera):
+    """A camera on such a process."""
+
+    def _start(self, memory):
+        return self.process, 0.0
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_camera_that_sends_nothing_is_restarted_once_and_then_named(restarts, caplog):
+    camera = Restarted(FakeCamera("video.image", FakeArm()).config, patience=0.005)
+    camera.process = Silent(restarts)
+    if restarts:
+        camera.open()
+        assert "was restarted" in caplog.text
+    else:
+        with pytest.raises(RobotError, match="sends no frame"):
+            camera.open()
+    assert camera.process.calls.count("restart_device") == 1
+
+
 @pytest.fixture(scope="module")
 def emulated(cell):
     need_libraries()
@@ -423,6 +537,38 @@ def test_a_load_that_nobody_told_of_sinks_no_farther_than_the_spring_gives(cell,
         env.reset()
     cell.emulators.set(payload_kg=0.0)
     env.reset()
+
+
+def beside(env, joint, low):
+    """Return the joints of the start with one of them 15 mrad from a limit."""
+    limits, joints = env.config.limits, list(env.config.reset.joints)
+    joints[joint] = limits.joints_low[joint] + 0.015 if low else limits.joints_high[joint] - 0.015
+    return joints
+
+
+@pytest.mark.robot
+@pytest.mark.parametrize(
+    ("joint", "low", "refused"),
+    [
+        (5, True, ""),
+        (3, True, ""),
+        # The hand lies beside the base.
+        (1, False, "nothing has moved: on the way to the start .*the base and the fingers"),
+    ],
+)
+def test_a_start_beside_a_limit_arrives_or_is_refused_by_name(cell, emulated, joint, low, refused):
+    env = emulated
+    env.acknowledge()
+    env.rest()
+    cell.emulators.call("guide", *beside(env, joint, low))
+    cell.clock.sleep_until(cell.clock.now() + 0.05)
+    if refused:
+        with pytest.raises(RobotError, match=refused):
+            env.reset()
+        cell.emulators.call("guide", *env.config.reset.joints)
+        cell.clock.sleep_until(cell.clock.now() + 0.05)
+    env.reset()
+    assert env.arm.state().errors == ()
 
 
 @pytest.mark.robot

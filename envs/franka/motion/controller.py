@@ -83,7 +83,7 @@ class Control:
         self._steps = 0
         self._homing = False
         self.has_traveled = False
-        """Whether the arm was moved towards a start, since control was given up last."""
+        """Whether the arm was moved towards a start, since motion was allowed last."""
         joints = config.reset.joints
         self._collision: SelfCollision | None = None
         self._joints: Array | None = None if joints is None else np.array(joints, np.float64)
@@ -102,6 +102,7 @@ class Control:
     def unlatch(self) -> None:
         """Allow motion again, from the next reset on."""
         self._latched.clear()
+        self.has_traveled = False
 
     def check_latch(self) -> None:
         """Raise :class:`RefusalError` while a stop stands, in this program or for the arm."""
@@ -198,7 +199,7 @@ class Control:
             if state.mode in (Mode.GUIDING, Mode.OTHER):
                 raise RobotError(f"the arm cannot be moved now; it says {state.description}")
             check_reach(state.pose, goal, reset)
-            check_resting(state, self._config.limits)
+            check_resting(self._at_rest(), self._config.limits)
             path = plan_start_path(state, self._joints, goal, self._config, self._collision)
             self._take_over(self._cartesian)
             # A loaded hand hangs a little below its target, and is not followed down.
@@ -459,6 +460,16 @@ class Control:
             self._take(self._space)
         except RobotError as error:
             raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
+
+    def _at_rest(self) -> Iterator[ArmState]:
+        """Yield states for a while: what the hand was doing a moment ago is no load."""
+        deadline = self._clock.now() + _SETTLE_S
+        while True:
+            yield self._arm.state()
+            if self._clock.now() >= deadline:
+                return
+            self._note_action()
+            self._clock.sleep_until(self._clock.now() + self._config.period_s)
 
     def _move_to(self, waypoint: Array, deadline_s: float) -> None:
         """Bring the hand to a pose."""

@@ -124,18 +124,24 @@ def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
     )
 
 
-def check_resting(state: ArmState, limits: LimitsConfig) -> None:
+def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> None:
     """Compare the wrench of an arm at rest with the limits, before it moves.
+
+    Args:
+        states: One after another, until one is within the limits; what only passes is no load.
+        limits: What is usual, and what is allowed.
 
     Raises:
         RobotError: it carries more that it does not know of than a small load, or is leaned on.
     """
-    if not (found := load_at_rest(state, limits)):
-        return
-    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
-    if force <= limits.load_force_n and torque <= limits.load_torque_nm:
-        _log.warning("%s", found)
-        return
+    found = ""
+    for state in states:
+        force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
+        found = load_at_rest(state, limits)
+        if force <= limits.load_force_n and torque <= limits.load_torque_nm:
+            if found:
+                _log.warning("%s", found)
+            return
     raise RobotError(
         f"nothing has moved: {found}. Allowed are limits.load_force_n={limits.load_force_n} N and "
         f"load_torque_nm={limits.load_torque_nm} Nm"
