@@ -168,8 +168,7 @@ class FrankyDriver(FrankyErrors):
         """Start the controller where the arm is; one of poses that runs goes on as it is."""
         franky = library()
         self._guard.begin(self._clock_s)
-        runs = self._tracker is not None and bool(self._tracker.is_running)
-        if runs and space is self._space is Space.CARTESIAN:
+        if space is self._space is Space.CARTESIAN and self._tracker and self._is_commanded():
             self._trajectory = None
             self._put(self._reference, np.zeros(6))
             return

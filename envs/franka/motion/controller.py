@@ -7,11 +7,21 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
-from dzrobot.envs.franka.motion.start_path import check_reach, plan_start_path
-from dzrobot.envs.franka.safeguards.arm_check import check_resting, check_sag, unfinished
+from dzrobot.envs.franka.motion.start_path import (
+    check_reach,
+    is_near,
+    kept_pose,
+    plan_start_path,
+    rests,
+)
+from dzrobot.envs.franka.safeguards.arm_check import (
+    check_resting,
+    check_sag,
+    check_start,
+    unfinished,
+)
 from dzrobot.envs.franka.safeguards.limits import (
     Abort,
     CommandTimeout,
@@ -22,7 +32,7 @@ from dzrobot.envs.franka.safeguards.limits import (
     classify,
     on_silence,
 )
-from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
+from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_on_the_way
 from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
 from dzrobot.envs.panda.poses import (
     Array,
@@ -31,12 +41,11 @@ from dzrobot.envs.panda.poses import (
     towards,
 )
 from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
-from dzrobot.errors import MissingDependencyError, RobotError, SimulatorError, StoppedError
+from dzrobot.errors import RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
 
 _SETTLED_M_S = 0.01
-_SETTLED_RAD_S = 0.02
 _SETTLE_S = 2.0
 _LATE = 1.5
 """Periods without a target after which a reference has begun to come to rest by itself."""
@@ -123,12 +132,7 @@ class Control:
                 installed, and the arm is a real one.
         """
         self._acts_in.prepare()
-        if self._collision is None:
-            try:
-                self._collision = collision_of(self._config.limits, links=True)
-            except (MissingDependencyError, SimulatorError):
-                if self._config.address is not None or self._config.limits.obstacles:
-                    raise
+        self._collision = self._collision or collision_on_the_way(self._config)
 
     def begin(self, start: Array) -> float:
         """Begin an episode where the arm is, and return how far that is from its start (m).
@@ -142,17 +146,7 @@ class Control:
         with self._lock:
             self._pace, self._steps, self.recoveries = 1.0, 0, 0
             self.resume()
-        state, reset = self._arm.state(), self._config.reset
-        meters, radians = distance_between(state.pose, start), angle_between(state.pose, start)
-        if not (meters <= reset.tolerance_m and radians <= reset.tolerance_rad):
-            raise RefusalError(
-                Abort.NOT_ARRIVED,
-                f"under control the hand is {1000 * meters:.0f} mm and {radians:.2f} rad from its "
-                f"start; reset.tolerance_m allows {1000 * reset.tolerance_m:.0f} mm and "
-                f"tolerance_rad {reset.tolerance_rad}: "
-                f"{unfinished(state, self._config.limits) or 'look at what moved it'}",
-            )
-        return meters
+        return check_start(self._arm.state(), start, self._config)
 
     def resume(self) -> None:
         """Take control where the arm is, in the current episode.
@@ -164,14 +158,13 @@ class Control:
             self.check_latch()
             last = self._rested_from if self._last is None else self._last
             self._rested_from = None
-            goes_on = self._last is not None and self._space is self._acts_in
-            if not goes_on or not self._arm.state().controlled:
+            goes_on = self._space is self._acts_in and self._arm.state().controlled
+            if last is None or not goes_on:
                 self._take_over(self._acts_in)
                 # The last target, if it is known: a loaded arm hangs a little below it.
                 last = self._space.first(last, self._arm.state())
-            assert last is not None, "known where the controller goes on"
-            target = self._last = last
-            self._arm.command(target)
+            self._last = last
+            self._arm.command(last)
             self._note_action()
         self._settle()
         if self._joints is None:
@@ -196,16 +189,14 @@ class Control:
             self.check_latch()
             state = self._arm.state()
             last = self._last = self._last if state.controlled else None
-            if state.mode in (Mode.GUIDING, Mode.OTHER):
-                raise RobotError(f"the arm cannot be moved now; it says {state.description}")
-            check_reach(state.pose, goal, reset)
-            check_resting(self._at_rest(), self._config.limits)
+            check_reach(state, goal, reset)
+        check_resting(self._at_rest(), self._config.limits)
+        with self._lock:
+            self.check_latch()
+            state = self._arm.state()
             path = plan_start_path(state, self._joints, goal, self._config, self._collision)
             self._take_over(self._cartesian)
-            # A loaded hand hangs a little below its target, and is not followed down.
-            kept = last is not None and last.ndim == 2
-            near = kept and distance_between(last, state.pose) <= self._config.limits.first_m
-            self._last, self.has_traveled = last if near else state.pose, True
+            self._last, self.has_traveled = kept_pose(last, state, self._config), True
             self._note_action()
         deadline = self._clock.now() + reset.timeout_s
         if path.clear is not None:
@@ -338,8 +329,7 @@ class Control:
         with self._lock:
             state, last = self._arm.state(), self._last
             if last is not None and state.controlled:
-                target = last if last.ndim == 2 else forward(last, state.flange_to_ee)
-                check_sag(float(target[2, 3] - state.pose[2, 3]), state, self._config.limits)
+                check_sag(last, state, self._config.limits)
             self._rest()
 
     def _rest(self) -> None:
@@ -468,7 +458,9 @@ class Control:
             yield self._arm.state()
             if self._clock.now() >= deadline:
                 return
-            self._note_action()
+            with self._lock:
+                self.check_latch()
+                self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
 
     def _move_to(self, waypoint: Array, deadline_s: float) -> None:
@@ -480,7 +472,7 @@ class Control:
     def _move_home(self, joints: Array, deadline_s: float) -> None:
         """Bring the joints home by one planned motion, then take control again."""
         reset, period = self._config.reset, self._config.period_s
-        if self._is_near(joints, state := self._arm.state()):
+        if is_near(joints, state := self._arm.state(), reset):
             return
         try:
             with self.held_on_error():
@@ -498,7 +490,7 @@ class Control:
                         before, state = state, self._arm.state()
                         self._check_travel(state)
                         self._note_action()
-                    moving = not self._is_near(joints, state) or not _rests(before, state)
+                    moving = not is_near(joints, state, reset) or not rests(before, state)
                 with self._lock:
                     self.check_latch()
                     self._homing = False
@@ -507,10 +499,6 @@ class Control:
                     self._note_action()
         finally:
             self._homing = False
-
-    def _is_near(self, joints: Array, state: ArmState) -> bool:
-        away = float(np.abs(state.joints - joints).max())
-        return away <= self._config.reset.joint_tolerance_rad
 
     def _settle(self) -> None:
         """Wait until a hand that was just taken under control hangs still."""
@@ -567,14 +555,3 @@ class Control:
             raise RobotError(
                 f"the arm stopped on its way to the start pose; it says {state.description}"
             )
-
-
-def _rests(before: ArmState, state: ArmState) -> bool:
-    """Return whether no joint moved between two states.
-
-    The speeds that an arm reports are of one instant: a wrist that trembles by 1e-4 rad in every
-    cycle of the controller has 0.1 rad/s in each of them, and rests.
-    """
-    passed = state.robot_time_s - before.robot_time_s
-    moved = float(np.abs(state.joints - before.joints).max())
-    return passed > 0 and moved < _SETTLED_RAD_S * passed

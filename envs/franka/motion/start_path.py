@@ -13,9 +13,10 @@ from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 from dzrobot.envs.franka.workcells import Clock, GripperDevice
 from dzrobot.envs.panda.poses import Array, between, distance_between, pose_difference
-from dzrobot.envs.panda.state import ArmState, GripperState
+from dzrobot.envs.panda.state import ArmState, GripperState, Mode
 from dzrobot.errors import RobotError
 
+_SETTLED_RAD_S = 0.02
 _STEP_M = 0.01
 _STEP_RAD = 0.03
 _FEWEST_STEPS = 10
@@ -75,14 +76,46 @@ _KEPT = ("limits.self_collision_m", "limits.obstacle_m")
 """What is to be kept, in the order of :meth:`SelfCollision.deficits_m`."""
 
 
-def check_reach(pose: Array, goal: Array, reset: ResetConfig) -> None:
-    """Raise RobotError where a start (4, 4) is farther than ``reset.reach_m`` from the hand."""
-    distance = distance_between(pose, goal)
+def check_reach(state: ArmState, goal: Array, reset: ResetConfig) -> None:
+    """Check that the arm can be moved now, and is near enough to its start (4, 4).
+
+    Raises:
+        RobotError: it cannot, or is farther than ``reset.reach_m``.
+    """
+    if state.mode in (Mode.GUIDING, Mode.OTHER):
+        raise RobotError(f"the arm cannot be moved now; it says {state.description}")
+    distance = distance_between(state.pose, goal)
     if not distance <= reset.reach_m:
         raise RobotError(
             f"the arm is {distance:.2f} m from its start pose, allowed are {reset.reach_m} m: "
             "bring it closer by hand"
         )
+
+
+def kept_pose(last: Array | None, state: ArmState, config: FrankaConfig) -> Array:
+    """Return the last target of the hand (4, 4) where it hangs near that, else where it is.
+
+    A loaded hand hangs a little below its target, and is not followed down.
+    """
+    if last is None or last.ndim != 2:
+        return state.pose
+    return last if distance_between(last, state.pose) <= config.limits.first_m else state.pose
+
+
+def is_near(joints: Array, state: ArmState, reset: ResetConfig) -> bool:
+    """Return whether the joints are at ``joints`` (7,), as near as a reset brings them."""
+    return float(np.abs(state.joints - joints).max()) <= reset.joint_tolerance_rad
+
+
+def rests(before: ArmState, state: ArmState) -> bool:
+    """Return whether no joint moved between two states.
+
+    The speeds that an arm reports are of one instant: a wrist that trembles by 1e-4 rad in every
+    cycle of the controller has 0.1 rad/s in each of them, and rests.
+    """
+    passed = state.robot_time_s - before.robot_time_s
+    moved = float(np.abs(state.joints - before.joints).max())
+    return passed > 0 and moved < _SETTLED_RAD_S * passed
 
 
 def lifted_pose(pose: Array, goal: Array, config: FrankaConfig) -> Array:

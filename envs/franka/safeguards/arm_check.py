@@ -9,6 +9,7 @@ import numpy as np
 
 from dzrobot.envs.franka.arm_model import forward
 from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig
+from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.panda.poses import Array, angle_between, distance_between
 from dzrobot.envs.panda.state import ArmState
 from dzrobot.errors import RobotError
@@ -148,18 +149,43 @@ def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> None:
     )
 
 
-def check_sag(sag_m: float, state: ArmState, limits: LimitsConfig) -> None:
+def check_sag(target: Array, state: ArmState, limits: LimitsConfig) -> None:
     """Check how far a hand at rest hangs below its target, before a person is let near it.
+
+    Args:
+        target: What was commanded last, a pose (4, 4) or joint angles (7,).
+        state: Where the arm is.
+        limits: How far is allowed.
 
     Raises:
         RobotError: too far, so that it may sink when control is given up.
     """
+    pose = target if target.ndim == 2 else forward(target, state.flange_to_ee)
+    sag_m = float(pose[2, 3] - state.pose[2, 3])
     if not sag_m <= limits.sag_m:
         raise RobotError(
             f"the hand hangs {1000 * sag_m:.1f} mm below its target, allowed are "
             f"{1000 * limits.sag_m:.1f} mm (limits.sag_m), so control is not given up and nobody "
             f"may reach in: {load_at_rest(state, limits) or 'put down what it holds'}"
         )
+
+
+def check_start(state: ArmState, start: Array, config: FrankaConfig) -> float:
+    """Return how far the hand is from its start (4, 4), m, once the arm is under control there.
+
+    Raises:
+        RefusalError: farther than a start may be.
+    """
+    reset = config.reset
+    meters, radians = distance_between(state.pose, start), angle_between(state.pose, start)
+    if not (meters <= reset.tolerance_m and radians <= reset.tolerance_rad):
+        raise RefusalError(
+            Abort.NOT_ARRIVED,
+            f"under control the hand is {1000 * meters:.0f} mm and {radians:.2f} rad from its "
+            f"start; reset.tolerance_m allows {1000 * reset.tolerance_m:.0f} mm and tolerance_rad "
+            f"{reset.tolerance_rad}: {unfinished(state, config.limits) or 'look at what moved it'}",
+        )
+    return meters
 
 
 def unfinished(state: ArmState, limits: LimitsConfig) -> str:

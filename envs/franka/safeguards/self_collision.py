@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import LimitsConfig, ObstacleConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig, ObstacleConfig
 from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
 from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
@@ -148,3 +148,19 @@ def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
         kept = limits if links else limits.model_copy(update={"self_collision_m": 0.0})
         return SelfCollision(kept)
     return None
+
+
+def collision_on_the_way(config: FrankaConfig) -> SelfCollision | None:
+    """Return what measures distances on the way of a reset; None where they are not looked at.
+
+    Raises:
+        MissingDependencyError: the simulator is not installed, and the arm is a real one.
+        SimulatorError: it has the wrong version.
+    """
+    try:
+        return collision_of(config.limits, links=True)
+    except (MissingDependencyError, SimulatorError):
+        if config.address is not None or config.limits.obstacles:
+            raise
+        # Nothing of metal can be hit.
+        return None
