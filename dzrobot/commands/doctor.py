@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_teleop_settings, add_workcell, workcell_arguments
-from dzrobot.envs.franka.diagnostics import LISTEN_S, diagnose
+from dzrobot.envs.franka.diagnostics import LISTEN_S, Diagnosis, diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
@@ -17,7 +17,7 @@ from dzrobot.progress import Show, progress_bar
 
 _JOINTS = 7
 
-_COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_COLORS = {"ok": "green", "warn": "yellow", "fail": "red", "stop": "red"}
 
 
 class _Line(Protocol):
@@ -129,14 +129,23 @@ def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]
     given = {} if arguments.address is None else {"address": arguments.address}
     workcell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
     held.callback(workcell.close)
-    return diagnose(workcell, config, arguments.images, arguments.seconds)
+    return map(_Check, diagnose(workcell, config, arguments.images, arguments.seconds))
+
+
+class _Check:
+    """One check of a workcell: what fails stops a person, and every line names its page."""
+
+    def __init__(self, line: Diagnosis) -> None:
+        self.verdict: str = "stop" if line.verdict == "fail" else line.verdict
+        self.what = line.what
+        self.found = f"{line.found} [{line.page}]"
 
 
 def _printed(lines: Iterable[_Line]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     failed = 0
     for line in lines:
-        failed += line.verdict == "fail"
+        failed += line.verdict in ("fail", "stop")
         color = _COLORS[line.verdict]
         console.print(f"[{color}]{line.verdict:<5}[/] {line.what:<20} ", end="")
         console.print(line.found, markup=False)

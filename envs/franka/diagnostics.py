@@ -68,6 +68,19 @@ _LEAST_FREEDOM = 0.03
 """Yoshikawa's measure (m, rad) below which the arm is near a singularity."""
 
 
+_PAGES: Mapping[str, tuple[str, ...]] = {
+    "the-machine": ("franky-control", "pyrealsense2", _OF_ROBOTIQ, "kernel", "priority", "locked",
+                    "processor"),
+    "the-wire": ("address", "network", "arm", "latency", "clocks"),
+    "the-lamp": ("mode",),
+    "what-it-carries": ("end", "wrench"),
+    "where-it-begins": ("workspace", "limits", "pose", "start", "reach", "joint"),
+    "the-hand": ("gripper",),
+    "cameras": ("camera", "cameras", "usb"),
+}  # fmt: skip
+"""Part of the page -> first words of the checks that belong to it; views belong to the cameras."""
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """One check and its result."""
@@ -75,6 +88,13 @@ class Diagnosis:
     verdict: Verdict
     what: str
     found: str
+
+    @property
+    def page(self) -> str:
+        """Where the guide says what to do about it, below ``docs/guides``."""
+        first = self.what.split()[0]
+        named = next((part for part, names in _PAGES.items() if first in names), "cameras")
+        return f"first-day.md#{named}"
 
 
 def diagnose(

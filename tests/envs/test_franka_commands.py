@@ -4,6 +4,7 @@ import io
 import json
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,8 +195,13 @@ def test_doctor_finds_no_arm_where_there_is_none(tmp_path, capsys):
     # Nothing listens on this port of this machine.
     assert main(["doctor", "franka", "--address", "127.0.0.1"]) == 1
     said = capsys.readouterr().out
-    assert any(line.startswith("fail") for line in said.splitlines())
+    (stops,) = (line for line in said.splitlines() if line.startswith("stop  arm "))
+    assert stops.endswith("[first-day.md#the-wire]")
     assert "Traceback" not in said
+    page = (Path(__file__).parents[2] / "docs/guides/first-day.md").read_text()
+    titles = {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line[:3] == "## "}
+    named = {line.rsplit("#", 1)[1].rstrip("]") for line in said.splitlines()}
+    assert named <= titles
 
 
 @pytest.fixture
@@ -271,7 +277,7 @@ def test_doctor_finds_the_emulated_cell_in_order(capsys):
     assert main(["doctor", "franka", "--config", "emulated", "--seconds", "2"]) == 0
     said = capsys.readouterr().out
     lines = [line.split(maxsplit=1) for line in said.splitlines()]
-    assert "fail" not in {verdict for verdict, _ in lines}
+    assert "stop" not in {verdict for verdict, _ in lines}
     found = [rest for _, rest in lines]
     for name in (
         "franky-control", "kernel", "latency", "clocks", "mode", "pose", "start", "gripper",

@@ -513,10 +513,9 @@ class Control:
 
     def _check_deadline(self, deadline_s: float) -> None:
         if self._clock.now() > deadline_s:
-            cause = unfinished(self._arm.state(), self._config.limits)
             raise RobotError(
                 f"the arm has not reached its start pose in {self._config.reset.timeout_s} s: "
-                f"{cause or 'is something in its way?'}"
+                f"{unfinished(self._arm.state(), self._config.limits)}"
             )
 
     def _arrived(self, goal: Array) -> bool:

@@ -183,13 +183,21 @@ def check_start(state: ArmState, start: Array, config: FrankaConfig) -> float:
             Abort.NOT_ARRIVED,
             f"under control the hand is {1000 * meters:.0f} mm and {radians:.2f} rad from its "
             f"start; reset.tolerance_m allows {1000 * reset.tolerance_m:.0f} mm and tolerance_rad "
-            f"{reset.tolerance_rad}: {unfinished(state, config.limits) or 'look at what moved it'}",
+            f"{reset.tolerance_rad}: {unfinished(state, config.limits, 'look at what moved it')}",
         )
     return meters
 
 
-def unfinished(state: ArmState, limits: LimitsConfig) -> str:
-    """Return why an arm may not have arrived, by what it reports; empty: nothing explains it."""
+def unfinished(
+    state: ArmState, limits: LimitsConfig, otherwise: str = "is something in its way?"
+) -> str:
+    """Return why an arm may not have arrived, by what it reports.
+
+    Args:
+        state: Where the arm is.
+        limits: Of joints, and what is usual at rest.
+        otherwise: What is said where nothing that it reports explains it.
+    """
     low, high = np.array(limits.joints_low), np.array(limits.joints_high)
     room = np.minimum(state.joints - low, high - state.joints)
     nearest = int(np.argmin(room))
@@ -198,7 +206,7 @@ def unfinished(state: ArmState, limits: LimitsConfig) -> str:
             f"joint {nearest + 1} is {room[nearest]:.3f} rad from its limit, where the controller "
             "pushes back: bring the arm by hand to the middle of its joints"
         )
-    return load_at_rest(state, limits)
+    return load_at_rest(state, limits) or otherwise
 
 
 def _check_limits(report: ArmReport, config: FrankaConfig) -> None:
