@@ -502,6 +502,7 @@ def emulated(cell):
         "reward": {"rule": "none"}, "reset": {"speed_m_s": 0.5}, "limits": {"frozen_image_s": 0},
     }  # fmt: skip
     env = connectable(cell, load_workcell("emulated:empty", values))
+    env.reset()
     yield env
     cell.emulators.set(payload_kg=0.0, object_width_m=None, homed=True, packet_loss=0.0)
     env.close()

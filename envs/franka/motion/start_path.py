@@ -47,32 +47,39 @@ class StartPath:
     waypoints: tuple[tuple[str, Array], ...]
     """Part of the path and joint angles (7,), in order."""
 
-    def check(self, collision: SelfCollision, joints: Array) -> None:
-        """Check the distances that links keep from each other and from obstacles on the path.
+    def is_clear(self, collision: SelfCollision | None, state: ArmState, *, last: bool) -> bool:
+        """Return whether links keep their distances from each other and from obstacles.
 
         Links that are already closer than allowed may not come closer still.
 
         Args:
-            collision: Measures distances.
-            joints: Joint angles (7,) where the arm is.
+            collision: Measures distances. None: they are not looked at.
+            state: Where the arm is.
+            last: Whether there is no other path, so that it is an error instead.
 
         Raises:
             RobotError: two of them would come too close.
         """
-        allowed = collision.deficits_m(joints)
+        if collision is None:
+            return True
+        allowed = collision.deficits_m(state.joints)
         for part, place in self.waypoints:
             found = zip(collision.deficits_m(place), allowed, _KEPT, strict=True)
             for deficit, already, kept in found:
-                if deficit > already + _SAME_M:
-                    raise RobotError(
-                        f"nothing has moved: on the way to the start ({part}) "
-                        f"{collision.nearest(place)} would come {deficit:.3f} m nearer to each "
-                        f"other than {kept} allows. Bring the arm by hand to where the way is "
-                        "free, or change reset.joints, reset.lift_m or reset.position"
-                    )
+                if deficit <= already + _SAME_M:
+                    continue
+                if not last:
+                    return False
+                raise RobotError(
+                    f"nothing has moved: on the way to the start ({part}) "
+                    f"{collision.nearest(place)} would come {deficit:.3f} m nearer to each "
+                    f"other than {kept} allows. Bring the arm by hand to where the way is "
+                    "free, or change reset.joints, reset.lift_m or reset.position"
+                )
+        return True
 
 
-_KEPT = ("limits.self_collision_m", "limits.obstacle_m")
+_KEPT = ("limits.self_collision_m", "limits.obstacle_m of limits.obstacles")
 """What is to be kept, in the order of :meth:`SelfCollision.deficits_m`."""
 
 
@@ -151,28 +158,23 @@ def plan_start_path(
         RobotError: the start is out of reach, or the way to it is not clear; nothing has moved.
     """
     clear = _away_from_limits(state.joints, config)
-    began = replace(state, joints=clear, pose=forward(clear, state.flange_to_ee))
-    left = float(np.abs(clear - state.joints).max()) > _SAME_RAD
-    began = began if left else state
-    path = _solve_path(began, lifted_pose(began.pose, goal, config), home, goal, config)
-    if left:
+    leaves = float(np.abs(clear - state.joints).max()) > _SAME_RAD
+    began, leaving = state, []
+    if leaves:
+        began = replace(state, joints=clear, pose=forward(clear, state.flange_to_ee))
         leaving = _joint_path("away from a joint's limit", state.joints, clear)
-        path = replace(path, clear=clear, waypoints=(*leaving, *path.waypoints))
-    if collision is None:
-        return path
-    try:
-        path.check(collision, state.joints)
-    except RobotError:
-        if home is None:
-            raise
-        direct = _solve_path(began, began.pose, home, goal, config)
-        if left:
-            direct = replace(direct, clear=clear, waypoints=(*leaving, *direct.waypoints))
-        if _sinks(direct, state):
-            raise
-        direct.check(collision, state.joints)
-        return direct
-    return path
+
+    def solved(lifted: Array) -> StartPath:
+        path = _solve_path(began, lifted, home, goal, config)
+        return StartPath(clear if leaves else None, path.lifted, (*leaving, *path.waypoints))
+
+    rising = solved(lifted_pose(began.pose, goal, config))
+    direct = rising if home is None else solved(began.pose)
+    ways = [rising] if home is None or _sinks(direct, state) else [rising, direct]
+    if leaves:
+        # The hand's own controller, which lifts it, may lead joints back to their limits.
+        ways.reverse()
+    return next(way for way in ways if way.is_clear(collision, state, last=way is ways[-1]))
 
 
 def _away_from_limits(joints: Array, config: FrankaConfig) -> Array:
