@@ -24,8 +24,9 @@ _FEWEST_STEPS = 10
 
 _SAME_M = 1e-6
 _SAME_RAD = 1e-9
-_LOWER_M = 0.005
-"""How much lower than where it is a hand may come on its way home by the joints alone."""
+_NEAR_M, _LOWER_M = 0.1, 0.005
+"""Less than the first above the floor of its workspace, a hand that goes home by the joints alone
+may come lower than where it is by the second."""
 
 _WHERE_IT_IS = 2e-3
 """How far (m and rad) an arm's pose may be from its joint angles, to be taken at its word."""
@@ -170,7 +171,7 @@ def plan_start_path(
 
     rising = solved(lifted_pose(began.pose, goal, config))
     direct = rising if home is None else solved(began.pose)
-    ways = [rising] if home is None or _sinks(direct, state) else [rising, direct]
+    ways = [rising] if home is None or _sinks(direct, state, config) else [rising, direct]
     if leaves:
         # The hand's own controller, which lifts it, may lead joints back to their limits.
         ways.reverse()
@@ -195,10 +196,12 @@ def _joint_path(part: str, start: Array, end: Array) -> list[tuple[str, Array]]:
     return [(part, start + share * (end - start)) for share in np.linspace(0.0, 1.0, steps + 1)[1:]]
 
 
-def _sinks(path: StartPath, state: ArmState) -> bool:
-    """Return whether the hand would come lower than it is and than its start."""
+def _sinks(path: StartPath, state: ArmState, config: FrankaConfig) -> bool:
+    """Return whether the hand would come lower than both its ends, near what it works on."""
     heights = [forward(place, state.flange_to_ee)[2, 3] for _, place in path.waypoints]
-    return min(heights) < min(state.pose[2, 3], heights[-1]) - _LOWER_M
+    lowest = min(heights)
+    near = lowest < config.limits.workspace_low[2] + _NEAR_M
+    return near and lowest < min(state.pose[2, 3], heights[-1]) - _LOWER_M
 
 
 def _solve_path(
