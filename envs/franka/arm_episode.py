@@ -143,8 +143,8 @@ class ArmEpisodeFacts:
             raise RefusalError(
                 Abort.PACKET_LOSS,
                 f"only {100 * self._lowest:.0f} % of the control commands reached the arm, allowed "
-                f"are {100 * self._fault:.0f} % (controller.fault_success_rate), so the episode is "
-                f"no result of the policy: {POOR_CONNECTION}",
+                f"are {100 * self._fault:.0f} % (controller.fault_success_rate), so the episode "
+                f"does not count: {POOR_CONNECTION}",
             )
 
     def restart(self) -> None:

@@ -305,7 +305,7 @@ def _realsense(found: Sequence[Device], wanted: Mapping[str, str]) -> Iterator[D
         )
 
 
-def _streams(heard: Together, robot: Embodiment, images: Path | None) -> Iterator[Diagnosis]:
+def stream_lines(heard: Together, robot: Embodiment, images: Path | None) -> Iterator[Diagnosis]:
     """Say what each camera sent while all of them and the arm were read, and keep an image."""
     for stream in heard.cameras:
         config = stream.camera.config
@@ -326,7 +326,7 @@ def _streams(heard: Together, robot: Embodiment, images: Path | None) -> Iterato
         yield Diagnosis("warn" if few else "ok", config.key, text)
 
 
-def _clocks(heard: Together) -> Iterator[Diagnosis]:
+def clock_lines(heard: Together) -> Iterator[Diagnosis]:
     """Compare the clocks of arm and cameras with this machine's."""
     ahead = {
         stream.camera.config.key: stream.ahead_s
@@ -405,8 +405,8 @@ def _devices(
         is_there = found.verdict == "ok"
         try:
             heard = stream_together(cameras, arm if is_there else None, listen_s)
-            yield from _streams(heard, config.robot, images)
-            yield from _clocks(heard)
+            yield from stream_lines(heard, config.robot, images)
+            yield from clock_lines(heard)
             if heard.arm is not None:
                 yield from _states(heard.arm, config)
                 yield from _hand(arm, config)

@@ -367,7 +367,7 @@ class ControllerConfig(FrozenConfig):
 
     fault_success_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
     """An episode in which fewer reach the arm is cut short as a fault: the arm did not carry out
-    what the policy asked for, so it is no result. 0: never."""
+    what the policy asked for, so it does not count. 0: never."""
 
     realtime: Literal["ignore", "enforce"] = "ignore"
     """``enforce`` refuses to run without a real-time kernel."""

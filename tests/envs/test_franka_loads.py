@@ -9,7 +9,7 @@ from emulated import need_libraries
 from fake_operator import FakeOperator
 
 from dzrobot.envs.franka.cameras.camera import DriverCamera
-from dzrobot.envs.franka.diagnostics import _clocks, _streams
+from dzrobot.envs.franka.diagnostics import clock_lines, stream_lines
 from dzrobot.envs.franka.drivers.franky_library import version_hint
 from dzrobot.envs.franka.drivers.gripper import MOVED_M, GripperDriver, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
@@ -418,7 +418,7 @@ def streamed(**changes):
     for name, value in changes.items():
         setattr(cameras[1], name, value)
     heard = stream_together(cameras, arm, 10.0, arm.clock)
-    lines = [*_streams(heard, FrankaConfig().robot, None), *_clocks(heard)]
+    lines = [*stream_lines(heard, FrankaConfig().robot, None), *clock_lines(heard)]
     return {line.what: (line.verdict, line.found) for line in lines}
 
 

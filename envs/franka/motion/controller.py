@@ -452,7 +452,7 @@ class Control:
             raise RefusalError(Abort.REFLEX, f"{shown} and no recovery: {error}") from error
 
     def _at_rest(self) -> Iterator[ArmState]:
-        """Yield states for a while: what the hand was doing a moment ago is no load."""
+        """Yield states for a while: what passes by itself is not a load."""
         deadline = self._clock.now() + _SETTLE_S
         while True:
             yield self._arm.state()

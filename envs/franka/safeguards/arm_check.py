@@ -129,7 +129,7 @@ def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> None:
     """Compare the wrench of an arm at rest with the limits, before it moves.
 
     Args:
-        states: One after another, until one is within the limits; what only passes is no load.
+        states: One after another, until one is within the limits; what passes by itself is not a load.
         limits: What is usual, and what is allowed.
 
     Raises:
@@ -165,8 +165,8 @@ def check_sag(target: Array, state: ArmState, limits: LimitsConfig) -> None:
     if not sag_m <= limits.sag_m:
         raise RobotError(
             f"the hand hangs {1000 * sag_m:.1f} mm below its target, allowed are "
-            f"{1000 * limits.sag_m:.1f} mm (limits.sag_m), so control is not given up and nobody "
-            f"may reach in: {load_at_rest(state, limits) or 'put down what it holds'}"
+            f"{1000 * limits.sag_m:.1f} mm (limits.sag_m), so control is not given up and no "
+            f"person may reach in: {load_at_rest(state, limits) or 'put down what it holds'}"
         )
 
 
