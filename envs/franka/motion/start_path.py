@@ -201,7 +201,7 @@ def _sinks(path: StartPath, state: ArmState, config: FrankaConfig) -> bool:
     heights = [forward(place, state.flange_to_ee)[2, 3] for _, place in path.waypoints]
     lowest = min(heights)
     near = lowest < config.limits.workspace_low[2] + _NEAR_M
-    return near and lowest < min(state.pose[2, 3], heights[-1]) - _LOWER_M
+    return bool(near and lowest < min(state.pose[2, 3], heights[-1]) - _LOWER_M)
 
 
 def _solve_path(

@@ -129,7 +129,7 @@ def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> None:
     """Compare the wrench of an arm at rest with the limits, before it moves.
 
     Args:
-        states: One after another, until one is within the limits; what passes by itself is not a load.
+        states: One after another, until one is within the limits: a load does not pass.
         limits: What is usual, and what is allowed.
 
     Raises:
