@@ -4,18 +4,35 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from checkpoint_layouts import tensors_of, write_pickled
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from test_checkpoint_commands import typed
+from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
+from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.names import canonical
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 NAME = "action_head.model.blocks.0.self_attn.q.weight"
+
+WRAPPERS = (
+    "_orig_mod", "module", "_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module",
+    "_forward_module",
+)  # fmt: skip
+"""What programs around a network, or a part of it, put into names."""
+
+HOLDERS = ("model", "policy")
+"""What programs put in front of the names of a network that they hold."""
 
 
 @pytest.fixture
@@ -104,3 +121,82 @@ def test_one_file_is_verified_beside_its_checksums(folder, tmp_path, capsys):
     code, _, err = typed(capsys, "inspect", whole / "other.safetensors", "--verify")
     assert code == 2
     assert "no checksum of other.safetensors" in err
+
+
+def wrapped(name, draw):
+    """Return ``name`` with what ``draw(choices)`` lists in front and before each of its parts."""
+    parts = [*draw(WRAPPERS + HOLDERS)]
+    for part in name.split("."):
+        parts += [*draw(WRAPPERS), part]
+    return ".".join(parts)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_folders, libero):
+    """Return the tensors of a checkpoint by name, and what it does."""
+    return tensors_of(tiny_folders / "5b"), acted(tiny_folders / "5b", libero)
+
+
+def acted(folder, robot):
+    """Return the bits of the first action of the weights in ``folder``."""
+    policy = DreamZeroPolicy.from_pretrained(folder, embodiment=robot)
+    draw = np.random.default_rng(5)
+    seen = {v.key: draw.integers(0, 256, (*v.resolution, 3), np.uint8) for v in robot.views}
+    seen |= {part.key: draw.normal(size=part.dim).astype(np.float32) for part in robot.state}
+    policy.reset()
+    return policy.act(seen | {robot.language: "lift the cube"}).tobytes()
+
+
+@settings(derandomize=True, deadline=None)
+@given(data=st.data())
+def test_wrappers_in_any_order_are_no_part_of_a_name(plain, data):
+    name = data.draw(st.sampled_from(sorted(plain[0])))
+    adapter = name.removesuffix(".weight") + ".lora_A.default.weight"
+    for one in (name, adapter):
+        lists = lambda known: data.draw(st.lists(st.sampled_from(known), max_size=3))  # noqa: E731
+        assert canonical(wrapped(one, lists)) == one
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "pt", "dcp", "dcp of FSDP1"])
+def test_wrappers_leave_the_actions_what_they_are(plain, folder, libero, layout):
+    """To the bit. Each tensor is wrapped in another way, as no program would."""
+    draw = np.random.default_rng(7)
+    lists = lambda known: draw.choice(known, draw.integers(0, 3))  # noqa: E731
+    state = {wrapped(name, lists): tensor for name, tensor in plain[0].items()}
+    (folder / "model.safetensors").unlink()
+    match layout:
+        case "safetensors":
+            save_file(state, folder / "model.safetensors")
+        case "pt":
+            torch.save(state, folder / "full_weights.pt")
+        case "dcp":
+            write_dcp(folder / "state", state)
+        case _:
+            write_sharded(folder / "state", state)
+    for file in (folder / "state").glob("*"):
+        file.rename(folder / file.name)
+    assert tensors_of(folder).keys() == plain[0].keys()
+    assert acted(folder, libero) == plain[1]
+
+
+def write_sharded(folder, state):
+    """Write ``state`` as FSDP1 does: as ShardedTensors, here of two shards of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = {name: as_sharded(tensor) for name, tensor in state.items()}
+        writer = dcp.FileSystemWriter(folder)
+        dcp.save({"model": sharded}, storage_writer=writer)
+    finally:
+        dist.destroy_process_group()
+
+
+def as_sharded(tensor):
+    if not tensor.ndim:
+        return tensor
+    shards, begin = [], 0
+    for piece in tensor.tensor_split(2):
+        if len(piece):
+            where = [begin, *(0 for _ in tensor.shape[1:])]
+            shards.append(Shard.from_tensor_and_offsets(piece.contiguous(), where, rank=0))
+        begin += len(piece)
+    return init_from_local_shards(shards, *tensor.shape)

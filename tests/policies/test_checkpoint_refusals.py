@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
-from dzrobot.policies.dreamzero.checkpoints.dcp import write_dcp
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
 from dzrobot.policies.dreamzero.checkpoints.load import LoadOptions, is_finite, load_network
+from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 QUERY = "action_head.model.blocks.0.self_attn.q.weight"
@@ -76,29 +76,31 @@ PLACES = (
 )  # fmt: skip
 
 
+def laid_out(origin, folder, place):
+    """Write the checkpoint ``origin`` in the layout that has a file ``place``, and return that."""
+    if place.endswith((".metadata", ".distcp")):
+        write_dcp_run(origin, folder)
+        return next((folder / "actor/dcp_checkpoint").glob(place))
+    if place == "full_weights.pt":
+        write_pickled(origin, folder, "flat")
+        return folder / "actor/model_state_dict" / place
+    size = 1 << 40 if place == "model.safetensors" else 500_000
+    convert([origin], folder, ConvertOptions(shard_bytes=size))
+    return next(folder.glob(place))
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["git lfs pull", "was not finished"])
 def test_a_stand_in_is_named_wherever_it_lies(tiny_folders, tmp_path, libero, place, kind):
     """A Git LFS pointer, or a link of the hub's cache whose file was not fetched."""
-    folder = tmp_path / "given"
-    if place.endswith((".metadata", ".distcp")):
-        write_dcp_run(tiny_folders / "5b", folder)
-        inner = folder / "actor/dcp_checkpoint"
-    elif place == "full_weights.pt":
-        write_pickled(tiny_folders / "5b", folder, "flat")
-        inner = folder / "actor/model_state_dict"
-    else:
-        size = 1 << 40 if place == "model.safetensors" else 500_000
-        convert([tiny_folders / "5b"], folder, ConvertOptions(shard_bytes=size))
-        inner = folder
-    path = next(inner.glob(place))
+    path = laid_out(tiny_folders / "5b", tmp_path / "given", place)
     path.unlink()
     if kind == "git lfs pull":
         path.write_bytes(LFS)
     else:
         path.symlink_to("../blobs/nowhere")
     with pytest.raises(CheckpointError, match=kind) as caught:
-        DreamZeroPolicy.from_pretrained(folder, embodiment=libero)
+        DreamZeroPolicy.from_pretrained(tmp_path / "given", embodiment=libero)
     assert path.name in str(caught.value)
     assert "damaged" not in str(caught.value)
 
@@ -168,45 +170,6 @@ def test_one_number_that_is_not_finite_is_found_in_every_dtype(dtype):
             assert not is_finite(wrong)
             assert not is_finite(wrong.T)
     assert not is_finite(bad[0])
-
-
-WRAPPED = {
-    "FSDP1": lambda name: f"_fsdp_wrapped_module.{name}",
-    "DDP around FSDP1": lambda name: f"module._fsdp_wrapped_module.{name}",
-    "checkpointing in front": lambda name: f"_checkpoint_wrapped_module.module.{name}",
-    "compiled inside": lambda name: name.replace(
-        ".blocks.0.", ".blocks.0._checkpoint_wrapped_module._orig_mod."
-    ),
-    "checkpointing inside": lambda name: name.replace(
-        ".blocks.0.", ".blocks.0._orig_mod._checkpoint_wrapped_module."
-    ),
-    "FSDP1 inside": lambda name: name.replace(
-        "action_head.model.", "action_head.model._fsdp_wrapped_module._fpw_module."
-    ),
-    "DDP inside": lambda name: name.replace("action_head.model.", "action_head.model.module."),
-    "a part of something": lambda name: f"model.{name}",
-    "a wrapped part": lambda name: f"module.model._orig_mod.{name}",
-}
-
-
-@pytest.mark.parametrize("wrapped", WRAPPED)
-@pytest.mark.parametrize("layout", ["safetensors", "pt", "dcp"])
-def test_wrappers_leave_the_weights_what_they_are(single, tmp_path, wrapped, layout):
-    held = tensors_of(single)
-    state = {WRAPPED[wrapped](name): tensor for name, tensor in held.items()}
-    match layout:
-        case "safetensors":
-            save_file(state, single / "model.safetensors")
-        case "pt":
-            (single / "model.safetensors").unlink()
-            torch.save(state, single / "full_weights.pt")
-        case "dcp":
-            (single / "model.safetensors").unlink()
-            write_dcp(tmp_path / "dcp", state)
-            shutil.copytree(tmp_path / "dcp", single, dirs_exist_ok=True)
-    given = tensors_of(single)
-    assert given.keys() == held.keys()
-    assert all(torch.equal(given[name], tensor) for name, tensor in held.items())
 
 
 def test_flat_parameters_are_refused_by_name(single):
@@ -490,12 +453,44 @@ class Payload:
         return os.system, (f"touch '{self.file}'",)
 
 
+def saved(value):
+    """Return ``value`` as torch saves it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
 class TestHostile:
     """Real payloads: opened without care, each would create the file."""
 
     def test_the_payload_works(self, tmp_path):
         pickle.loads(pickle.dumps(Payload(tmp_path / "owned")))
         assert (tmp_path / "owned").exists()
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("write", [pickle.dumps, saved], ids=["pickle", "torch"])
+    def test_a_pickle_under_any_name(self, tiny_folders, tmp_path, libero, place, write):
+        """What a file is decides, not what it is called."""
+        path = laid_out(tiny_folders / "5b", tmp_path / "given", place)
+        path.write_bytes(write({"x": Payload(tmp_path / "owned")}))
+        with pytest.raises(CheckpointError) as caught:
+            DreamZeroPolicy.from_pretrained(tmp_path / "given", embodiment=libero)
+        assert path.name in str(caught.value)
+        assert not (tmp_path / "owned").exists()
+
+    @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+    @pytest.mark.parametrize("write", [pickle.dumps, saved], ids=["pickle", "torch"])
+    def test_adapters(self, tiny_folders, tmp_path, libero, name, write):
+        (tmp_path / "adapters").mkdir()
+        settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q"]}
+        (tmp_path / "adapters/adapter_config.json").write_text(json.dumps(settings))
+        (tmp_path / "adapters" / name).write_bytes(write({"x": Payload(tmp_path / "owned")}))
+        with pytest.raises(CheckpointError, match=name):
+            DreamZeroPolicy.from_pretrained(
+                tmp_path / "adapters", embodiment=libero,
+                weights=WeightOptions(base=tiny_folders / "5b"),
+            )  # fmt: skip
+        assert not (tmp_path / "owned").exists()
 
     @pytest.mark.parametrize("nesting", NESTINGS)
     def test_state_dict(self, tiny_folders, tmp_path, nesting):

@@ -16,7 +16,7 @@ from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_listed, load_tensors
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("dzrobot", "envs", "policies", "training", "examples", "benchmarks")
+FOLDERS = ("dzrobot", "envs", "policies", "training", "examples", "benchmarks", "plugins")
 FILES = sorted(
     path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
     if not any(part.is_symlink() for part in path.parents)
@@ -86,7 +86,11 @@ def is_safe_call(node, known, source):
         return False
     if module == "yaml" and last in ("unsafe_load", "full_load"):
         return False
-    if last in ("read_pickle", "dcp_to_torch_save", "FileSystemReader"):
+    if last in ("read_pickle", "dcp_to_torch_save", "FileSystemReader", "PackageImporter"):
+        return False
+    if last == "load" and module in ("torch.jit", "torch.hub", "torch.export"):
+        return False
+    if given(node, "trust_remote_code") is not None:
         return False
     allow = given(node, "allow_pickle")
     return allow is None or is_constant(allow, wanted=False)
@@ -132,6 +136,10 @@ def test_own_children_have_nameless_sockets():
         "from torch.distributed.checkpoint import FileSystemReader\nFileSystemReader(f)",
         "import numpy as np\nnp.load(f, allow_pickle=True)",
         "import yaml\nyaml.unsafe_load(f)",
+        "import torch\ntorch.jit.load(f)",
+        "import torch\ntorch.export.load(f)",
+        "from torch.package import PackageImporter\nPackageImporter(f)",
+        "from transformers import AutoModel\nAutoModel.from_pretrained(f, trust_remote_code=True)",
     ],
 )
 def test_the_scan_sees_it(source):

@@ -279,7 +279,7 @@ OPENED = {
     "statistics of other recordings": (_other_recordings, "statistics"),
     "statistics of another robot": (_other_statistics, "It holds: my_arm"),
     "a column is missing": (_no_such_column, "actions"),
-    "a broken tokenizer": (_broken_tokenizer, "no tokenizer at"),
+    "a broken tokenizer": (_broken_tokenizer, "tokenizer.json is damaged"),
     "the folder of another run": (_a_run_is_there, "holds a run"),
     "all episodes held out": (
         lambda *_: {"data__holdout_episodes": 3}, "holds out every episode",

@@ -158,10 +158,13 @@ class PromptTokenizer:
             # Nothing narrower: for a damaged file tokenizers raises a plain Exception.
             if Path(source).is_dir():
                 refuse_stand_ins(sorted(Path(source).iterdir()), CheckpointError)
+            fault = f"no tokenizer at {str(source)!r} ({_first_line(error)})"
+            if (file := Path(source) / "tokenizer.json").is_file():
+                fault = f"{file} is damaged ({_first_line(error)})"
             raise CheckpointError(
-                f"no tokenizer at {str(source)!r} ({_first_line(error)}). DreamZero checkpoints do "
-                f"not contain one: download {DEFAULT_TOKENIZER} (`hf download {DEFAULT_TOKENIZER} "
-                "--include 'tokenizer*' 'spiece*' 'special*'`) and give its folder as tokenizer"
+                f"{fault}. Most DreamZero checkpoints contain none: download {DEFAULT_TOKENIZER} "
+                f"(`hf download {DEFAULT_TOKENIZER} --include 'tokenizer*' 'spiece*' 'special*'`) "
+                "and give its folder as tokenizer"
             ) from error
 
     @cached_property
