@@ -156,7 +156,7 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii") if control else letter
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """A disk that is full is not a fault of an episode: the run ends, and can be resumed."""
 
 
@@ -168,6 +168,9 @@ class EpisodeError:
     details: str
     no_room: bool = False
     """Whether the disk is the cause, not the episode."""
+
+    place: str = ""
+    """File or folder that the disk refused; empty where the system did not say."""
 
     of_setup: bool = False
     """Whether the machine or the installation is the cause, which no other episode would escape."""
@@ -211,8 +214,9 @@ class ErrorCapture:
         if not isinstance(error, Exception | SystemExit) or self._passes(error):
             return False
         text = str(error) if isinstance(error, DzrobotError) else f"{type(error).__name__}: {error}"
-        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
+        no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+        place = printable(str(error.filename or "")) if isinstance(error, OSError) else ""
         of_setup = isinstance(error, SetupError | MissingDependencyError)
         details = "".join(traceback.format_exception(error))
-        self.failure = EpisodeError(text, details, no_room, of_setup)
+        self.failure = EpisodeError(text, details, no_room, place, of_setup)
         return True

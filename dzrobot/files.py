@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -74,6 +75,31 @@ def cached_in(folder: Path, error_class: type[DzrobotError]) -> Iterator[Path]:
             f"cannot write to {folder} ({error.strerror or error}); set DZROBOT_CACHE to a folder "
             "that can be written, as on clusters and in containers whose home is read-only"
         ) from error
+
+
+def spare_cache(folder: Path, error_class: type[DzrobotError]) -> Path:
+    """Return ``folder``, made, of a cache that can be done without.
+
+    Where it cannot be written, as in an image that is mounted read-only or in another user's home,
+    a copy in a folder of this user's own below the system's temporary folder is returned.
+
+    Raises:
+        DzrobotError: of class ``error_class``. Neither can be written.
+    """
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    mine = Path(tempfile.gettempdir()) / f"dzrobot-{os.getuid()}"
+    with cached_in(mine, error_class):
+        mine.chmod(0o700)
+        copy = mine / folder.name
+        if mine.is_symlink():
+            raise error_class(f"{mine} is a link; remove it")
+        if not copy.exists() and folder.is_dir():
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+        copy.mkdir(exist_ok=True)
+    return copy
 
 
 @contextmanager

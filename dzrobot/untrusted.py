@@ -59,7 +59,7 @@ DAMAGED = "is damaged or cut short"
 def parsing(
     where: Path | str,
     error_class: type[DzrobotError],
-    what: str = DAMAGED,
+    what: str | Callable[[Exception], str] = DAMAGED,
     remedy: str = "copy it again",
 ) -> Iterator[None]:
     """Turn whatever a foreign parser raises in the block into one message about its input.
@@ -69,7 +69,7 @@ def parsing(
     Args:
         where: A file, which is looked at where it cannot be read; or a place, for the message.
         error_class: What to raise.
-        what: What is wrong with it then.
+        what: What is wrong with it then; or what makes all of it, behind the place, of the error.
         remedy: What to do about it.
 
     Raises:
@@ -81,6 +81,8 @@ def parsing(
         raise
     except Exception as error:
         # Nothing narrower, MemoryError and RecursionError included: see this module's docstring.
+        if callable(what):
+            raise error_class(f"{where} {what(error)}") from error
         said = f"{what} ({reason(error)}); {remedy}"
         where_said = diagnosed(where, said) if isinstance(where, Path) else f"{where} {said}"
         raise error_class(where_said) from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import tempfile
 
 import pytest
 
@@ -15,6 +16,7 @@ from dzrobot.files import (
     locked,
     make_folders,
     replacing,
+    spare_cache,
     stand_in,
     stand_ins,
     whole_lines,
@@ -174,3 +176,13 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
         cached_in(tmp_path, DatasetError) as at,
     ):
         (at / "gone" / "file").write_text("")
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_copy_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert spare_cache(tmp_path / "numba", DatasetError) == tmp_path / "numba"
+    (tmp_path / "file").write_text("no folder can be made below it")
+    spare = spare_cache(tmp_path / "file" / "numba", DatasetError)
+    (spare / "made").write_text("again")
+    assert spare.parent.stat().st_mode & 0o077 == 0, "other users must not write there"
+    assert spare_cache(tmp_path / "file" / "numba", DatasetError) == spare

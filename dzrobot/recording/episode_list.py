@@ -7,6 +7,7 @@ statistics of the dataset are merged file by file: what is known of the earlier 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dzrobot.files import stand_in, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
 from dzrobot.recording.formats import Text
+from dzrobot.untrusted import parsing
 
 ROWS_PER_FILE = 100
 """Recordings begun before 2026-12 have all their episodes in the first file."""
@@ -188,10 +190,8 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         DatasetError: It cannot be read.
     """
-    try:
+    with parsing(path, DatasetError, partial(why_unreadable, path)):
         return pq.read_table(path, columns=columns, partitioning=None)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} {why_unreadable(path, error)}") from error
 
 
 def why_unreadable(path: Path, error: Exception) -> str:
@@ -215,12 +215,10 @@ _MARK = b"PAR1"
 
 def read_table(path: Path) -> pa.Table:
     """Return a table of lists without the statistics, of which there are hundreds of columns."""
-    try:
+    if not path.exists() and stand_in(path) is None:
+        raise DatasetError(f"{path} is missing: the dataset is incomplete")
+    with parsing(path, DatasetError, partial(why_unreadable, path)):
         names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: the dataset is incomplete") from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} {why_unreadable(path, error)}") from error
     return read_parquet(path, columns=names)
 
 
@@ -372,10 +370,8 @@ def _path(root: Path, number: int) -> Path:
 
 
 def _is_marked(path: Path) -> bool:
-    try:
+    with parsing(path, DatasetError, partial(why_unreadable, path)):
         noted = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
     return bool(_OWN.items() <= noted.items())
 
 

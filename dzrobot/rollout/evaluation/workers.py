@@ -474,8 +474,8 @@ def _error_record(folder: Path, case: EpisodeSpec, failure: EpisodeError) -> Rec
         raise SetupError(f"{failure.error}\nNo episode was run with this setup.")
     if failure.no_room:
         raise ProtocolError(
-            f"cannot write results to {folder}: {failure.error}; make room, then run the "
-            "same command again"
+            f"cannot write to {failure.place or folder}: {failure.error}; make room there, or "
+            f"choose another folder, then run the same command again; {folder} keeps what is done"
         )
     _keep_traceback(folder, case, failure.details)
     return Record.failed(case, failure.error)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from dzrobot.errors import ConfigError, ProtocolError, printable
+from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.files import make_folders, write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
@@ -32,6 +32,7 @@ from dzrobot.rollout.predictions import (
     read_predictions,
 )
 from dzrobot.rollout.protocol import EpisodeSpec
+from dzrobot.untrusted import parsing
 
 Image = NDArray[np.uint8]
 
@@ -90,15 +91,13 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
     Raises:
         ProtocolError: the video is damaged, or has other frames than its description says.
     """
-    try:
-        with av.open(str(path)) as container:
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        sizes = {frame.shape for frame in frames}
-    except (av.FFmpegError, LookupError, ValueError) as error:
-        raise ProtocolError(
-            f"{path} is not a readable video ({printable(str(error), 100)}); remove it and the "
-            ".json beside it, and the report leaves this episode's predictions out"
-        ) from error
+    remedy = (
+        "remove it and the .json beside it, and the report leaves this episode's predictions out"
+    )
+    whole = parsing(str(path), ProtocolError, "is not a readable video", remedy)
+    with whole, av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    sizes = {frame.shape for frame in frames}
     unlike = len(sizes) > 1 or any(height % 2 for height, _, _ in sizes)
     if unlike or len(frames) != sum(1 + len(chunk.frames) for chunk in kept.chunks):
         raise ProtocolError(

@@ -13,6 +13,7 @@ from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.panda.poses import Array, angle_between, distance_between
 from dzrobot.envs.panda.state import ArmState
 from dzrobot.errors import RobotError
+from dzrobot.untrusted import parsing
 
 POSE_M, POSE_RAD = 1e-3, float(np.deg2rad(0.2))
 """How far the pose that an arm reports may be from the one that its joint angles lead to."""
@@ -84,10 +85,8 @@ def _number(limit: ElementTree.Element, name: str) -> float:
 
 
 def _parsed(urdf: str) -> ElementTree.Element:
-    try:
+    with parsing("the model that the arm reports", RobotError, lambda e: f"is not a URDF: {e}"):
         return ElementTree.fromstring(urdf)
-    except ElementTree.ParseError as error:
-        raise RobotError(f"the model that the arm reports is not a URDF: {error}") from error
 
 
 def check_arm(report: ArmReport, state: ArmState, config: FrankaConfig) -> None:
