@@ -113,7 +113,7 @@ PARSER_ERRORS = re.compile(
 """What libraries that read foreign files raise, among other things."""
 
 PARSER_LISTS = 25
-"""How many `except` clauses name them. Only lower it: what a parser may raise is in no documentation,
+"""How many `except` clauses name them. Only lower it: what a parser may raise is not documented,
 so that such a list is one class short. `untrusted.parsing` catches whatever comes."""
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import dzrobot
-from dzrobot import cli
+from dzrobot import cli, importing
 from dzrobot.errors import ConfigError
+from dzrobot.process import EscapedFormatter
 
 
 def run(*arguments):
@@ -188,3 +190,47 @@ def test_help_of_no_command_imports_torch():
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_current_folder_hides_no_module_of_python_or_of_a_package(tmp_path):
+    """It is looked in last, so that only what is found nowhere else comes from there."""
+    for name in ("difflib", "numpy", "pydantic", "csv"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('taken from here')")
+    (tmp_path / "my_policy.py").write_text("Mine = 3\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dzrobot", "eval", "--env", "dzrobot/point-v0", "--policy",
+         "my_policy:Mine"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(dzrobot.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "taken from here" not in done.stderr
+    assert "my_policy:Mine is a int" in done.stderr
+
+
+def test_a_module_that_is_imported_slowly_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importing, "SLOW_IMPORT_S", 0.05)
+    (tmp_path / "slow_one.py").write_text("import time\ntime.sleep(0.5)\n")
+    importing.load_module("slow_one", "policy 'slow_one:P'")
+    assert "the module 'slow_one' is still being imported" in caplog.text
+
+
+def test_an_output_stays_where_it_was_named(tmp_path, monkeypatch):
+    """Simulators change the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wanders.py").write_text(
+        "import os\n"
+        "from dzrobot.envs.fakes import PointEnv\n"
+        "def make(**words):\n    os.chdir('/')\n    return PointEnv(**words)\n"
+    )
+    words = ["eval", "--env", "wanders:make", "--policy", "hold", "--episodes", "1", "--workers",
+             "0", "--max-steps", "2", "--videos", "none", "--output", "here"]  # fmt: skip
+    assert cli.main(words) == 0
+    assert (tmp_path / "here" / "records.jsonl").is_file()
+
+
+def test_a_log_moves_no_cursor():
+    record = logging.LogRecord("n", logging.ERROR, "f", 1, "said %s\nand", ("\x1b[2J\x07",), None)
+    shown = EscapedFormatter("%(message)s").format(record)
+    assert shown == "said \\x1b[2J\\x07\nand"
