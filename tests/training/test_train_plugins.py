@@ -419,15 +419,6 @@ def test_a_plan_looks_for_plugins_as_training_does(lab, monkeypatch):
                 read_planned("tiny_cpu", words, 1)
 
 
-def test_two_processes_train_with_all_of_them_as_one_does(pair, solo, touched, lab):
-    alone = train_worker.plugged_run(solo, touched, pair.output / "plugged-1")
-    both = pair.result("plugged", 2)
-    np.testing.assert_allclose(both["terms"], alone["terms"], rtol=1e-4)
-    assert both["samples"] == alone["samples"]
-    # Resumed half way in the same number of processes: to the bit.
-    assert both["resumed"] == both["straight"]
-
-
 @pytest.mark.long
 def test_torchrun_takes_plugins_by_name(lab, touched, train_environment, tmp_path):
     words = [

@@ -100,10 +100,10 @@ PUT_OFF = {
 
 
 def collectives(world, root, output):
-    """What a step of four micro-batches communicates, and its loss and gradients."""
+    """What a step of two micro-batches communicates, and its loss and gradients."""
     found, first = {}, None
     for name, changes in PUT_OFF.items():
-        run = trainer(world, root, runner__global_batch_size=4 * world.size, **changes)
+        run = trainer(world, root, runner__global_batch_size=2 * world.size, **changes)
         with Collectives() as seen:
             losses, _ = run.accumulate(run.batches(1))
         gradient = torch.cat([whole(p.grad).flatten() for p in parameters(run)])
@@ -470,7 +470,7 @@ def late(world, root, output):
 
 PLUGGED = {
     "model__embodiment_tag": "lab:HAND", "runner__plugins": ["smooth:Smooth", "grasps:Grasps"],
-    "runner__max_steps": 4, "checkpoint__save_interval": 2, "checkpoint__async_save": False,
+    "runner__max_steps": 2, "checkpoint__save_interval": 1, "checkpoint__async_save": False,
     "logging__log_interval": 1,
 }  # fmt: skip
 
@@ -483,7 +483,7 @@ def plugged_run(world, root, folder, **changes):
     lines = (folder / "metrics.jsonl").read_text().splitlines() if world.is_main else []
     return {
         "terms": [[row["loss"], row["loss_smooth"]] for row in map(json.loads, lines)],
-        "samples": [[key.sample_id for key in keys(step, range(4), 4)] for step in range(4)],
+        "samples": [[key.sample_id for key in keys(step, range(4), 4)] for step in range(2)],
         "digest": digest(run),
     }
 
@@ -493,7 +493,7 @@ def plugged(world, root, output):
     sys.path.insert(0, str(root.parent / "lab"))
     folder = output / f"plugged-{world.size}"
     whole = plugged_run(world, root.parent / "hand", folder)
-    half = folder / "checkpoints" / "step_00000002"
+    half = folder / "checkpoints" / "step_00000001"
     rest = plugged_run(
         world, root.parent / "hand", output / f"replugged-{world.size}", runner__resume_dir=half
     )
