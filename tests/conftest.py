@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,20 @@ def libero_assets() -> Path:
     return LIBERO_ASSETS
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that no process is left with one at the end."""
+    """Begin with the files that take minutes, so that no process is left with one at the end.
+
+    Of a family that is marked ``sampled``, two of three inputs are left to the long form.
+    """
     items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
+            family = item.nodeid.partition("[")[0]
+            if seen[family] % 3:
+                item.add_marker(pytest.mark.long)
+            seen[family] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -1,5 +1,7 @@
 """Counts of bad inputs, per test; the summary of a run adds them up per file."""
 
+import random
+
 import pytest
 from harness import COUNTS, HEAVY
 
@@ -16,3 +18,21 @@ def counted(record_property):
     yield
     for name, count in COUNTS.items():
         record_property(name, count)
+
+
+@pytest.fixture(params=["sample", pytest.param("all", marks=pytest.mark.long)])
+def some(request):
+    """Return what chooses of the bad inputs of a test: a third of them, seeded by its name.
+
+    The long form tries all. Each is a command in a process of its own.
+    """
+
+    def choose(inputs):
+        inputs = list(inputs)
+        if request.param == "all":
+            return inputs
+        numbers = range(len(inputs))
+        chosen = random.Random(request.node.nodeid).sample(numbers, -(-len(inputs) // 3))
+        return [inputs[number] for number in sorted(chosen)]
+
+    return choose

@@ -85,10 +85,10 @@ def good(tmp_path_factory):
 
 
 @pytest.mark.parametrize("flag", WRONG)
-def test_a_wrong_value_is_one_message(good, flag, tmp_path, monkeypatch):
+def test_a_wrong_value_is_one_message(good, some, flag, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = flag.removeprefix("--")
-    for value in WRONG[flag]:
+    for value in some(WRONG[flag]):
         changes = {name: value}
         if name in ("suite", "checkpoint"):
             changes |= {"env": None} if name == "suite" else {"policy": None}
@@ -149,7 +149,7 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("emulate", "--host", ("", "0.0.0.0", "a", "::1", "127.0.0.1:80", "10.0.0.1", "²")),
     ],
 )
-def test_values_of_other_commands(good, command, flag, values, tmp_path, monkeypatch):
+def test_values_of_other_commands(good, some, command, flag, values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = f"--output={tmp_path / 'data'}"
     needed = {
@@ -163,12 +163,13 @@ def test_values_of_other_commands(good, command, flag, values, tmp_path, monkeyp
         "consolidate": [tmp_path / "set"],
         "emulate": ["franka", "--no-cameras"],
     }
-    for value in values:
+    for value in some(values):
         result = run([command, *needed[command], f"{flag}={value}"])
         assert_refused(result, good)
         assert flag == "--log" or not list(tmp_path.glob("*")), f"{flag} {value!r} left something"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "words",
     [

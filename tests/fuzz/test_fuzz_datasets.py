@@ -344,7 +344,7 @@ def rewritten(name, change):
     return apply
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
 def test_commands_that_change_a_recording_refuse_damaged_ones_whole(world, tmp_path, every):
     """One message, exit 2, and no file beside the old ones; or a result, where nothing is used."""
     good = {}
@@ -354,7 +354,7 @@ def test_commands_that_change_a_recording_refuse_damaged_ones_whole(world, tmp_p
         assert good[words[0]].code == 0, good[words[0]].output
         shutil.rmtree(path)
     refused = 0
-    damages = list(spoiled_recordings(world))[::every]
+    damages = list(spoiled_recordings(world))[::-every]
     for version, kind, damage in damages:
         for words in CHANGES:
             path = shutil.copytree(world / FOLDERS[version], tmp_path / "r")

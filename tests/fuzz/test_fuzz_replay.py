@@ -183,6 +183,7 @@ def corrupt(path, damage):
     pq.write_table(damage(pq.read_table(path / DATA)), path / DATA)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", CORRUPTED)
 def test_nothing_moves_by_a_corrupted_recording(recorded, copy, what):
     CORRUPTED[what](copy)

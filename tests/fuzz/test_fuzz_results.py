@@ -80,11 +80,11 @@ def test_every_field_of_every_document_corrupted(whole, copy):
 
 
 @pytest.mark.parametrize("name", ["card.json", "records.jsonl"])
-def test_files_in_their_place(whole, copy, name):
+def test_files_in_their_place(whole, copy, some, name):
     """As a command, which resumes the folder or says why not."""
     folder, good = whole
     original = (folder / name).read_bytes()
-    for kind, content in whole_mutations(original):
+    for kind, content in some(whole_mutations(original)):
         (copy / name).write_bytes(content)
         result = run([*RUN, f"--output={copy}"])
         assert_held(result, good)
@@ -164,12 +164,12 @@ def test_records_without_a_card_are_of_nothing(whole, copy):
     assert "without a card.json" in again(copy, whole[1], refused=True)
 
 
-def test_merging_what_cannot_be_merged(whole, copy, tmp_path):
+def test_merging_what_cannot_be_merged(whole, copy, some, tmp_path):
     folder, good = whole
     one = ["merge", tmp_path / "merged"]
     for name in ("card.json", "cases.jsonl"):
         original = (copy / name).read_bytes()
-        for _, content in whole_mutations(original):
+        for _, content in some(whole_mutations(original)):
             (copy / name).write_bytes(content)
             assert_held(run([*one, copy, folder]), good)
         (copy / name).unlink()

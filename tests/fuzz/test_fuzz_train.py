@@ -113,6 +113,7 @@ CANNOT_BEGIN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", CANNOT_BEGIN)
 def test_a_run_that_cannot_begin(world, good, tmp_path, what):
     words = [CANNOT_BEGIN[what](world, tmp_path), f"runner.output_dir={tmp_path / 'run'}"]
@@ -126,12 +127,13 @@ def hostile(step):
 
 
 RESUMED = {
-    "meta null": lambda step: (step / "meta.json").write_text("null"),
     "hostile": hostile,
+    "meta null": lambda step: (step / "meta.json").write_text("null"),
     "no checksums": lambda step: (step / "SHA256SUMS").unlink(),
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", RESUMED)
 def test_a_checkpoint_that_cannot_be_gone_on_with(world, good, tmp_path, what):
     assert good.code == 0
@@ -162,15 +164,16 @@ def initial(world, output, **changes):
         ("metadata", PLACES),
     ],
 )
-def test_values_of_init(world, good, flag, values, tmp_path, monkeypatch):
+def test_values_of_init(world, good, some, flag, values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for value in values:
+    for value in some(values):
         assert_refused(run(initial(world, "made", **{flag: value})), good)
         assert not list(tmp_path.iterdir()), f"--{flag} {value!r} left something"
 
 
-def test_places_that_init_cannot_make(world, good, tmp_path):
-    for place in (*PLACES[1:-1], world / "metadata.json", world / "metadata.json" / "x", world):
+def test_places_that_init_cannot_make(world, good, some, tmp_path):
+    places = (*PLACES[1:-1], world / "metadata.json", world / "metadata.json" / "x", world)
+    for place in some(places):
         assert_refused(run(initial(world, place)), good)
 
 

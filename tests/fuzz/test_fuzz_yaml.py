@@ -114,6 +114,7 @@ def good():
     return result
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", VALUES)
 def test_values_no_field_takes(good, name, tmp_path):
     """The same refusal in a file and on the command line."""
@@ -124,6 +125,7 @@ def test_values_no_field_takes(good, name, tmp_path):
     assert_refused(run(["plan", RECIPE, f"runner.output_dir={VALUES[name][:100_000]}"]), good)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FILES)
 def test_files_that_are_no_recipe(good, name, tmp_path):
     path = tmp_path / "recipe.yaml"
@@ -132,6 +134,7 @@ def test_files_that_are_no_recipe(good, name, tmp_path):
         assert_refused(run([command, path]), good)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_overrides_that_are_none(good, name):
     for command in ("plan", "train"):
