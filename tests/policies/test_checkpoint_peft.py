@@ -1,6 +1,7 @@
 """Adapters in the format of the library peft: written for it, and read from it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -105,6 +106,7 @@ def within(transformer):
     return network
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_ours_opens_theirs(tiny_folders, tmp_path, libero, kind, capsys):
     """Adapters that peft made, with nothing beside them: the base says what network it is."""
@@ -197,11 +199,19 @@ def test_every_odd_setting_is_named_at_once(written):
 
 
 @pytest.mark.parametrize("tiny", ["5b"], indirect=True)
-@pytest.mark.parametrize("values", ODD, ids=str)
-def test_other_kinds_are_refused(written, values):
-    changed(written, **values)
-    with pytest.raises(CheckpointError, match=r"(?s)adapter_config\.json.*" + next(iter(values))):
-        open_checkpoint(written)
+def test_other_kinds_are_refused(written):
+    settings, taken = written / "adapter_config.json", []
+    whole = settings.read_bytes()
+    for values in ODD:
+        changed(written, **values)
+        try:
+            open_checkpoint(written)
+        except CheckpointError as error:
+            if re.search(rf"(?s)adapter_config\.json.*{next(iter(values))}", str(error)):
+                values = None
+        settings.write_bytes(whole)
+        taken += [values] if values else []
+    assert taken == []
 
 
 def test_a_rank_that_is_not_theirs(written, tiny):

@@ -93,8 +93,14 @@ class Strict(Counting):
         self.open.append(session)
 
 
-@pytest.mark.parametrize("kind", [Counting, Older, Strict])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "kind"),
+    [
+        (0, Counting), (0, Older), (0, Strict), (2, Counting),
+        pytest.param(2, Older, marks=pytest.mark.long),
+        pytest.param(2, Strict, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 def test_a_run_ends_all_sessions_when_it_is_over(kind, workers, tmp_path, caplog):
     ENDED.clear()
     policy = PolicySpec(name=f"{__name__}:{kind.__name__}")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -45,15 +46,18 @@ SHORT = AutoencoderPlan(
 STEPS = SHORT.still_steps + SHORT.clip_steps + SHORT.decoder_steps
 
 
-@pytest.fixture
-def vae():
+def new_vae():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Vae(mini_config(train_worlds.ROBOT).vae)
 
 
 @pytest.fixture
-def data(train_root):
+def vae():
+    return new_vae()
+
+
+def data_of(train_root):
     """Return what is fitted."""
     paths, metadata = [train_root / "dataset"], train_root / "metadata.json"
     stills, clips = (
@@ -62,6 +66,19 @@ def data(train_root):
     return AutoencoderData(
         stills=TrainingData.open([stills], seed=0), clips=TrainingData.open([clips], seed=0)
     )
+
+
+@pytest.fixture
+def data(train_root):
+    return data_of(train_root)
+
+
+@pytest.fixture(scope="module")
+def fitted(train_root, tmp_path_factory):
+    """Return an autoencoder after a short fit, not to be changed, and the file that kept it."""
+    vae, kept = new_vae(), tmp_path_factory.mktemp("fitted") / "kept"
+    fit_autoencoder(vae, data_of(train_root), SHORT, saves=FitCheckpoint(kept, {"steps": "4"}))
+    return vae, kept
 
 
 @pytest.fixture
@@ -80,10 +97,11 @@ def clips(frames, seed=1):
 
 
 @pytest.mark.parametrize("steps", [3, 4, 20, 21])
-def test_a_fit_may_be_as_short_as_three_updates(vae, steps):
-    updates = _Updates(list(vae.parameters()), AutoencoderPlan(), steps)
+def test_a_fit_may_be_as_short_as_three_updates(steps):
+    weight = torch.nn.Parameter(torch.ones(2))
+    updates = _Updates([weight], AutoencoderPlan(), steps)
     for _ in range(steps):
-        updates.step(sum(parameter.square().sum() for parameter in vae.parameters()))
+        updates.step(weight.square().sum())
     assert [schedule.last_epoch for schedule in updates.parts[2:]] == [steps, steps]
 
 
@@ -169,16 +187,15 @@ def test_the_decoder_alone_gets_a_first_frame_and_what_may_be_predictions():
     assert later.min() < 0.1 * most < 0.9 * most < later.max()
 
 
-def test_a_fit_in_bfloat16_goes_where_one_in_float32_does(vae, data):
-    halved, began = copy.deepcopy(vae), copy.deepcopy(vae)
-    fit_autoencoder(vae, data, SHORT)
+def test_a_fit_in_bfloat16_goes_where_one_in_float32_does(fitted, vae, data):
+    halved, began = copy.deepcopy(vae), vae
     fit_autoencoder(halved, data, replace(SHORT, dtype="bfloat16"))
     assert {parameter.dtype for parameter in halved.parameters()} == {torch.float32}
 
     def flat(one):
         return torch.cat([parameter.flatten() for parameter in one.parameters()])
 
-    whole, rounded = flat(vae) - flat(began), flat(halved) - flat(began)
+    whole, rounded = flat(fitted[0]) - flat(began), flat(halved) - flat(began)
     assert not torch.equal(whole, rounded)
     assert torch.nn.functional.cosine_similarity(whole, rounded, dim=0) > 0.9
 
@@ -196,9 +213,9 @@ def test_a_phase_may_be_left_out(vae, data):
     assert not any(parameter.requires_grad for parameter in vae.parameters())
 
 
-def test_the_scale_of_latents_counts_the_third_frame(vae, data):
+def test_the_scale_of_latents_counts_the_third_frame(fitted, data):
     """From the third on, latent frames are encoded beside one of four frames."""
-    fit_autoencoder(vae, data, SHORT)
+    vae, _ = fitted
     last = SHORT.clip_steps + SHORT.held_batches
     with torch.no_grad():
         held = _clips(data.clips, SHORT.clip_batch, SHORT, SHORT.clip_steps, last)
@@ -228,9 +245,8 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(stop, vae, data, tmp_path):
         assert torch.equal(one, other)
 
 
-def test_a_stopped_fit_of_something_else_is_refused(vae, data, tmp_path):
-    path = tmp_path / "kept"
-    fit_autoencoder(vae, data, SHORT, saves=FitCheckpoint(path, {"steps": "4"}))
+def test_a_stopped_fit_of_something_else_is_refused(fitted, vae, tmp_path):
+    path = shutil.copy(fitted[1], tmp_path / "kept")
     assert FitCheckpoint(path, {"steps": "4"}).result("calibration", vae) is not None
     with pytest.raises(CheckpointError, match="steps: 4, now 50"):
         FitCheckpoint(path, {"steps": "50"})

@@ -46,6 +46,7 @@ def recording(monkeypatch):
     monkeypatch.setattr(attention, "plain_devices", set())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [

@@ -50,7 +50,7 @@ def request(config, size, frames):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_chunks_mix_no_devices_and_make_the_host_wait_for_none(name):
-    config = cut(name)
+    config = cut(name, 1)
     size = config.target_size or ROBOT.image_size
     with fake_cuda():
         network, session = placed(config), SessionCache()
@@ -66,6 +66,7 @@ def test_chunks_mix_no_devices_and_make_the_host_wait_for_none(name):
                 assert turn == 0 or not any(sent.is_blocking for sent in counter.uploads)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["5b", "14b"])
 @pytest.mark.parametrize("noisy_only", [False, True])
 def test_a_training_block_is_one_graph(name, noisy_only):
@@ -136,7 +137,7 @@ def batch_of(config, size=2):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_training_step_forward_mixes_no_devices_and_makes_the_host_wait_for_none(name):
-    config = cut(name)
+    config = cut(name, 1)
     with fake_cuda(), torch.no_grad():
         network = placed(config)
         for step in range(2):

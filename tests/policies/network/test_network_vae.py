@@ -84,6 +84,7 @@ def test_the_layout_changes_last_bits_alone(vae, video):
     assert (laid.encode(video) - expected).norm() < 1e-5 * expected.norm()
 
 
+@pytest.mark.sampled
 def test_norms_compile_once_for_every_shape(vae, video, traced_dtype):
     vae = copy.deepcopy(vae).to(traced_dtype)
     compiled = copy.deepcopy(vae)
