@@ -98,10 +98,11 @@ def clips(frames, seed=1):
 
 @pytest.mark.parametrize("steps", [3, 4, 20, 21])
 def test_a_fit_may_be_as_short_as_three_updates(steps):
-    weight = torch.nn.Parameter(torch.ones(2))
-    updates = _Updates([weight], AutoencoderPlan(), steps)
+    # One for either optimizer: matrices and the rest.
+    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((32, 32), (2,))]
+    updates = _Updates(weights, AutoencoderPlan(), steps)
     for _ in range(steps):
-        updates.step(weight.square().sum())
+        updates.step(sum(weight.square().sum() for weight in weights))
     assert [schedule.last_epoch for schedule in updates.parts[2:]] == [steps, steps]
 
 
