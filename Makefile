@@ -58,12 +58,15 @@ test-ray: setup  ## run the tests of evaluations and statistics on a Ray cluster
 test-arm: assets  ## run the tests of the arm against emulated devices, in full
 	$(BIN)/python -m pytest -s -m robot tests/envs tests/commands
 
-# A second opinion: the drivers against a simulator of the arm from PyPI, whose dependencies are kept
-# apart from ours. It keeps real time: about five minutes on an idle machine.
+# A second opinion: the drivers against simulators of the arm from PyPI, whose dependencies are kept
+# apart from ours. Its first lines say which of them run here, and why not. They keep real time:
+# about five minutes each on an idle machine.
 FRANKA_SIM ?= $(HOME)/.cache/dzrobot/franky-sim
-test-arm-foreign: setup  ## run the arm's drivers against franky-sim, which nobody here wrote
-	test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
-	$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
+test-arm-foreign: setup  ## run the arm's drivers against franky-sim and franka-sim, which nobody here wrote
+	@test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
+	@$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
+	@$(FRANKA_SIM)/bin/python -m pip install --quiet franka-sim==1.1.7 || true
+	@PYTHONPATH=tests $(BIN)/python tests/envs/test_franka_foreign.py $(FRANKA_SIM)/bin/python
 	DZROBOT_FRANKA_SIM=$(FRANKA_SIM)/bin/python $(BIN)/python -m pytest -rs -m foreign tests/envs
 
 # Simulators whose pins exclude ours, in an environment of their own; no torch there.

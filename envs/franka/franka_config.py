@@ -192,6 +192,32 @@ class ObstacleConfig(FrozenConfig):
         return self
 
 
+class MountConfig(FrozenConfig):
+    """What is mounted on the hand, such as a camera: a box, or a capsule.
+
+    Points are from the flange, in the hand's axes: z out of the hand, y along the fingers' way.
+    """
+
+    name: str
+    """What messages call it."""
+
+    low: Vector3
+    high: Vector3
+    """Corners of the box, or the ends of the capsule's axis."""
+
+    radius_m: Annotated[float, Field(ge=0)] = 0.0
+    """Of a capsule; 0: it is a box."""
+
+    @model_validator(mode="after")
+    def _has_a_size(self) -> Self:
+        pairs = list(zip(self.low, self.high, strict=True))
+        if not self.radius_m and not all(low < high for low, high in pairs):
+            raise ValueError(f"{self.name}: low={self.low} must lie below high={self.high}")
+        if self.low == self.high:
+            raise ValueError(f"{self.name}: the ends of a capsule must differ")
+        return self
+
+
 class LimitsConfig(FrozenConfig):
     """What no command may exceed, whatever the policy says."""
 
@@ -271,6 +297,10 @@ class LimitsConfig(FrozenConfig):
     obstacles: tuple[ObstacleConfig, ...] = ()
     """Boxes that links keep away from, from the second link on; checked as ``self_collision_m``
     is, whether actions move joints or the hand, and before a reset."""
+
+    mounts: tuple[MountConfig, ...] = ()
+    """What the hand carries besides its fingers; kept from the links and from obstacles as they are
+    from each other."""
 
     obstacle_m: Positive = 0.02
     """How near links may come to them."""
@@ -594,6 +624,8 @@ class FrankaConfig(FrozenConfig):
         if not min(limits.joint_speed_rad_s) > 0:
             yield f"limits.joint_speed_rad_s={limits.joint_speed_rad_s} must be above 0"
         yield from self._gain_faults()
+        if limits.mounts and not limits.self_collision_m:
+            yield "limits.mounts are checked with self_collision_m, which must be above 0"
         if limits.joint_step_rad > limits.joint_lag_rad:
             yield "limits.joint_step_rad must not exceed joint_lag_rad"
         if limits.joint_room_rad <= limits.joint_margin_rad:

@@ -16,6 +16,8 @@ import numpy as np
 from dzrobot.envs.mujoco.simulator import check_versions, choose_backend
 from dzrobot.envs.panda.poses import Array
 
+Point = tuple[float, float, float]
+
 EMPTY_SCENE = "empty"
 """Name of the scene without anything around the arm."""
 
@@ -143,6 +145,7 @@ def load_model(
     *,
     drawn: bool,
     boxes: Mapping[str, tuple[Array, Array]] | None = None,
+    mounts: Mapping[str, tuple[Point, Point, float]] | None = None,
     mechanics: ArmMechanics | None = None,
 ) -> Any:
     """Return the compiled scene.
@@ -152,6 +155,8 @@ def load_model(
         drawn: With what cameras see; else only with what moves and touches, which loads faster.
         boxes: Center and half of the size, (3,), m, of other boxes in it, by the name of their
             shapes.
+        mounts: What the hand carries, by the name of its shape: corners of a box, or with a radius
+            (m) the ends of a capsule's axis, from the flange in the hand's axes.
         mechanics: Of the arm. None: robosuite's, for scenes that are looked at and not moved.
     """
     mujoco = load_mujoco()
@@ -169,9 +174,24 @@ def load_model(
         table_object.add(mujoco, spec, STIFF)
     for name, (center, half) in (boxes or {}).items():
         spec.worldbody.add_geom(name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=center, size=half)
+    for name, (low, high, radius_m) in (mounts or {}).items():
+        _mount(mujoco, spec, name, (low, high), radius_m)
     if not drawn:
         spec.compiler.discardvisual = True
     return spec.compile()
+
+
+def _mount(mujoco: Any, spec: Any, name: str, ends: tuple[Point, Point], radius_m: float) -> None:
+    hand, (low, high) = spec.body("right_hand"), np.array(ends)
+    if radius_m:
+        hand.add_geom(
+            name=name, type=mujoco.mjtGeom.mjGEOM_CAPSULE, fromto=[*low, *high],
+            size=[radius_m, 0.0, 0.0],
+        )  # fmt: skip
+        return
+    hand.add_geom(
+        name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=(low + high) / 2, size=(high - low) / 2
+    )
 
 
 def robosuite_asset(name: str) -> Path:

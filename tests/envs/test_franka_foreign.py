@@ -7,8 +7,12 @@ hand, controllers and stop work with another implementation of the robot's proto
 
 import contextlib
 import os
+import socket
 import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +50,31 @@ AT_HOME = {
     for tag, joints in (("franka_pnp", ResetConfig().joints), ("oxe_droid", DROID_HOME))
 }
 """Where the hand is once a reset has brought the joints home."""
+
+
+LISTENS_S = 60.0
+ROBOT_PORT = 1337
+
+
+def fault_of(python, package, host, log):
+    """Start a simulator for a moment; return why it cannot run, or nothing where it listens."""
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            [python, *SERVERS[package], host], stdout=said, stderr=subprocess.STDOUT
+        ) as peer,
+    ):
+        deadline = time.monotonic() + LISTENS_S
+        try:
+            while peer.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection((host, ROBOT_PORT)):
+                    return ""
+                time.sleep(0.5)
+        finally:
+            peer.kill()
+    lines = log.read_text().split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "it says nothing")
+    return f"{last} (after {LISTENS_S:g} s)" if peer.returncode == -9 else last
 
 
 class SimulatedWorkcell(RealWorkcell):
@@ -185,3 +214,13 @@ def test_a_stop_brings_it_to_rest_and_holds_until_a_person_ends_it(env):
     np.testing.assert_allclose(env.arm.state().joints, resting.joints, atol=5e-3)
     env.acknowledge()
     env.reset(seed=0)
+
+
+if __name__ == "__main__":
+    # `make test-arm-foreign` says first which of them run here.
+    with tempfile.TemporaryDirectory() as folder:
+        for number, package in enumerate(SERVERS, start=2):
+            why = fault_of(sys.argv[1], package, f"127.18.0.{number}", Path(folder) / package)
+            said = f"cannot run here: {why}" if why else "runs here"
+            sys.stdout.write(f"{package} {said}\n")
+            sys.stdout.flush()

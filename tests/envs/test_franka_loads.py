@@ -8,15 +8,17 @@ import pytest
 from emulated import need_libraries
 from fake_operator import FakeOperator
 
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.cameras.camera import DriverCamera
 from dzrobot.envs.franka.diagnostics import clock_lines, stream_lines
 from dzrobot.envs.franka.drivers.franky_library import version_hint
 from dzrobot.envs.franka.drivers.gripper import MOVED_M, GripperDriver, GripperReport
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, FakeArm, FakeCamera, FakeGripper
-from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig
+from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig, LimitsConfig
 from dzrobot.envs.franka.make import connectable, load_workcell
 from dzrobot.envs.franka.operator.operator import ArmPhase
+from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 from dzrobot.envs.franka.streaming import shared_controllers, stream_together
 from dzrobot.envs.franka.workcells import Frame
 from dzrobot.envs.panda.poses import pose_of
@@ -386,6 +388,36 @@ def test_an_episode_whose_packets_are_lost_is_no_result(rate, values, fault):
     assert (info["abort"] == "packet_loss") is fault
     assert bool(info["fault"]) is fault
     assert truncated is fault
+
+
+BOX = {"name": "the camera", "low": (0.05, -0.05, 0.02), "high": (0.15, 0.05, 0.06)}
+BAR = {"name": "the bar", "low": (0.04, 0, 0.04), "high": (0.25, 0, 0.04), "radius_m": 0.01}
+
+
+@pytest.mark.parametrize("mount", [BOX, BAR])
+def test_what_is_mounted_on_the_hand_keeps_away_from_links_and_obstacles(mount):
+    pytest.importorskip("mujoco")
+    pytest.importorskip("robosuite")
+    joints = np.array(FrankaConfig().reset.joints)
+    x_m = (forward(joints, FLANGE_TO_HAND) @ [*np.add(mount["low"], mount["high"]) / 2, 1])[0]
+    hand = forward(joints, FLANGE_TO_HAND)[:3, 3]
+    # The hand points down: what stands out along its x stands out along that of the base.
+    assert x_m > hand[0] + 0.05
+    wall = {"name": "wall", "low": (hand[0] + 0.11, -0.5, 0.0), "high": (hand[0] + 0.13, 0.5, 1.0)}
+    limits = {"obstacles": [wall]}
+    bare = SelfCollision(LimitsConfig.model_validate(limits))
+    carries = SelfCollision(LimitsConfig.model_validate(limits | {"mounts": [mount]}))
+    assert bare.deficits_m(joints) == (0.0, 0.0)
+    own, obstacle = carries.deficits_m(joints)
+    assert (own, obstacle > 0.015) == (0.0, True)
+    assert carries.nearest(joints) == f"{mount['name']} and wall"
+    joints[5] = 3.9
+    assert carries.deficits_m(joints)[0] >= bare.deficits_m(joints)[0]
+
+
+def test_a_mount_needs_the_distance_that_it_keeps():
+    with pytest.raises(ValueError, match="self_collision_m"):
+        FrankaConfig.model_validate({"limits": {"mounts": [BOX], "self_collision_m": 0.0}})
 
 
 class Stream(FakeCamera):

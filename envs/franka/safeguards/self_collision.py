@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.franka_config import FrankaConfig, LimitsConfig, ObstacleConfig
+from dzrobot.envs.franka.franka_config import (
+    FrankaConfig,
+    LimitsConfig,
+    MountConfig,
+    ObstacleConfig,
+)
 from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
 from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
@@ -28,6 +33,9 @@ _NAMES = (
 """What messages call them."""
 
 _APART = 2
+_BESIDE_MOUNTS = 6
+"""The links before this one of :data:`_CHAIN` must keep away from what the hand carries."""
+
 _FREE = 2
 """The first link that can come near anything else: those before it do not move."""
 
@@ -61,7 +69,8 @@ class SelfCollision:
                 "{self_collision_m: 0}, and no obstacles"
             ) from error
         boxes = [f"obstacle {number}" for number in range(len(limits.obstacles))]
-        self._model = model = _model_with(limits.obstacles)
+        mounts = [f"mount {number}" for number in range(len(limits.mounts))]
+        self._model = model = _model_with(limits.obstacles, limits.mounts)
         self._data = mujoco.MjData(model)
         for name, width in zip(FINGERS, (_OPEN_M, -_OPEN_M), strict=True):
             self._data.qpos[model.joint(name).qposadr[0]] = width
@@ -70,15 +79,20 @@ class SelfCollision:
         self._called = {
             shape: _NAMES[number] for number, some in enumerate(shapes) for shape in some
         } | {
-            model.geom(name).id: box.name for name, box in zip(boxes, limits.obstacles, strict=True)
+            model.geom(name).id: box.name
+            for name, box in zip(
+                (*boxes, *mounts), (*limits.obstacles, *limits.mounts), strict=True
+            )
         }
+        mounted = [model.geom(name).id for name in mounts]
         links: _Pairs = [
             pair
             for number, here in enumerate(shapes)
             for there in shapes[number + _APART :]
             for pair in product(here, there)
         ]
-        free = [shape for some in shapes[_FREE:] for shape in some]
+        links += product(mounted, (shape for some in shapes[:_BESIDE_MOUNTS] for shape in some))
+        free = [*mounted, *(shape for some in shapes[_FREE:] for shape in some)]
         others: _Pairs = list(product(free, (model.geom(name).id for name in boxes)))
         self._checks = (
             (limits.self_collision_m, links if limits.self_collision_m else []),
@@ -128,13 +142,17 @@ class SelfCollision:
 
 
 @cache
-def _model_with(obstacles: tuple[ObstacleConfig, ...]) -> Any:
-    """Return the compiled arm with boxes around it, which nothing changes."""
+def _model_with(obstacles: tuple[ObstacleConfig, ...], mounts: tuple[MountConfig, ...]) -> Any:
+    """Return the compiled arm, what it carries and boxes around it, which nothing changes."""
     boxes = {
         f"obstacle {number}": (np.add(box.low, box.high) / 2, np.subtract(box.high, box.low) / 2)
         for number, box in enumerate(obstacles)
     }
-    return load_model(drawn=False, boxes=boxes)
+    carried = {
+        f"mount {number}": (mount.low, mount.high, mount.radius_m)
+        for number, mount in enumerate(mounts)
+    }
+    return load_model(drawn=False, boxes=boxes, mounts=carried)
 
 
 def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
