@@ -206,7 +206,7 @@ class MountConfig(FrozenConfig):
     """Corners of the box, or the ends of the capsule's axis."""
 
     radius_m: Annotated[float, Field(ge=0)] = 0.0
-    """Of a capsule; 0: it is a box."""
+    """Radius of the capsule. 0: it is a box."""
 
     @model_validator(mode="after")
     def _has_a_size(self) -> Self:

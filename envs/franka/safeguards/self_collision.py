@@ -76,14 +76,12 @@ class SelfCollision:
             self._data.qpos[model.joint(name).qposadr[0]] = width
         self._joints = [int(model.joint(name).qposadr[0]) for name in ARM]
         shapes = [[self._shape(body) for body in bodies] for bodies in _CHAIN]
+        called = [box.name for box in limits.obstacles] + [mount.name for mount in limits.mounts]
         self._called = {
             shape: _NAMES[number] for number, some in enumerate(shapes) for shape in some
-        } | {
-            model.geom(name).id: box.name
-            for name, box in zip(
-                (*boxes, *mounts), (*limits.obstacles, *limits.mounts), strict=True
-            )
         }
+        for name, text in zip((*boxes, *mounts), called, strict=True):
+            self._called[model.geom(name).id] = text
         mounted = [model.geom(name).id for name in mounts]
         links: _Pairs = [
             pair
