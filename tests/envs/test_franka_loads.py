@@ -403,13 +403,15 @@ def test_what_is_mounted_on_the_hand_keeps_away_from_links_and_obstacles(mount):
     hand = forward(joints, FLANGE_TO_HAND)[:3, 3]
     # The hand points down: what stands out along its x stands out along that of the base.
     assert x_m > hand[0] + 0.05
-    wall = {"name": "wall", "low": (hand[0] + 0.11, -0.5, 0.0), "high": (hand[0] + 0.13, 0.5, 1.0)}
+    near_m = hand[0] + mount["high"][0] + 0.005
+    wall = {"name": "wall", "low": (near_m, -0.5, 0.0), "high": (near_m + 0.2, 0.5, 1.0)}
     limits = {"obstacles": [wall]}
     bare = SelfCollision(LimitsConfig.model_validate(limits))
     carries = SelfCollision(LimitsConfig.model_validate(limits | {"mounts": [mount]}))
     assert bare.deficits_m(joints) == (0.0, 0.0)
     own, obstacle = carries.deficits_m(joints)
-    assert (own, obstacle > 0.015) == (0.0, True)
+    assert own == 0.0
+    assert obstacle == pytest.approx(0.015 + mount.get("radius_m", 0.0), abs=1e-3)
     assert carries.nearest(joints) == f"{mount['name']} and wall"
     joints[5] = 3.9
     assert carries.deficits_m(joints)[0] >= bare.deficits_m(joints)[0]
