@@ -1,19 +1,27 @@
-"""``dzrobot doctor``: looks at a workcell, a dataset, or a device that people steer with."""
+"""``dzrobot doctor``: looks at a workcell, a dataset, a policy, or a device that people use."""
 
 import argparse
+import json
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
+from rich.table import Table
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_teleop_settings, add_workcell, workcell_arguments
+from dzrobot.commands.options.policy import declare_policy, read_policy
 from dzrobot.envs.franka.diagnostics import LISTEN_S, Diagnosis, diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
 from dzrobot.progress import Show, progress_bar
+from dzrobot.rollout.policy_spec import REMOTE
+
+if TYPE_CHECKING:
+    from dzrobot.diagnostics.policy_checkup import Measurement, Verdict
 
 _JOINTS = 7
 
@@ -64,6 +72,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "with actions, and nothing moves",
         )
     )
+    _add_policy(
+        kinds.add_parser("policy", help="why a policy fails: its files, data, inputs and actions")
+    )
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find out why a policy succeeds about never. It is asked about rows that it was trained "
+        "on, what it sees is compared with what was recorded, and recorded actions are repeated; "
+        "at last it acts. The first certain cause ends it. Exit codes: 0 no cause, 1 a cause, 2 "
+        "wrong arguments, 3 it could not be measured."
+    )
+    parser.add_argument("--checkpoint", type=flags.text, help="folder or Hugging Face id")
+    parser.add_argument(
+        "--policy", type=flags.text, help="instead: module:factory, a policy of your own"
+    )
+    parser.add_argument(
+        "--dataset", type=flags.path, help="folder of what it was trained on, a LeRobot dataset"
+    )
+    parser.add_argument("--env", type=flags.text, help="Gymnasium id of where it acts")
+    parser.add_argument(
+        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the environment",
+    )  # fmt: skip
+    parser.add_argument(
+        "--episodes", type=flags.whole(1, 1000), default=4, help="of the dataset, to be looked at"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    declare_policy(parser.add_argument_group("how the policy acts"))
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +136,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one line per thing; return 1 when one failed."""
+    if arguments.kind == "policy":
+        return _policy(arguments)
     with ExitStack() as held:
         if arguments.kind == "data":
             show = held.enter_context(progress_bar("replays"))
@@ -121,6 +160,42 @@ def _dataset(arguments: argparse.Namespace, show: Show) -> Iterable[_Line]:
 
     given = workcell_arguments(arguments)
     return examine_dataset(arguments.dataset, arguments.env, given, arguments.episodes, show)
+
+
+def _policy(arguments: argparse.Namespace) -> int:
+    from dzrobot.diagnostics.recorded import opened_checkup
+
+    named = arguments.checkpoint or arguments.policy or (REMOTE if arguments.server else "")
+    if not named or (arguments.checkpoint and arguments.policy):
+        raise ConfigError("give the policy once: --checkpoint PATH, or --policy module:factory")
+    if arguments.dataset is None and arguments.env is None:
+        raise ConfigError("there is nothing to compare it with: give --dataset, --env, or both")
+    spec, given = read_policy(arguments, named), flags.keywords(arguments.env_arg)
+    where = (arguments.dataset, arguments.env, given, arguments.episodes)
+    with progress_bar("plans") as show, opened_checkup(spec, *where, show) as checkup:
+        lines = list(checkup.run())
+    assert checkup.verdict is not None, "a checkup that is over has one"
+    return _concluded(checkup.verdict, lines, as_json=arguments.json)
+
+
+def _concluded(verdict: "Verdict", lines: "list[Measurement]", *, as_json: bool) -> int:
+    """Print what came of a policy's examination, and return the exit code."""
+    code = 1 if verdict.causes else 0 if verdict.judged else 3
+    if as_json:
+        found = {"exit": code, **asdict(verdict), "measurements": [asdict(one) for one in lines]}
+        print(json.dumps(found, ensure_ascii=False))
+        return code
+    console = Console(highlight=False)
+    console.print(verdict.sentence, markup=False, soft_wrap=True)
+    table = Table("measured", "", "found", "differs", "matters", "s", "plans")
+    words = {None: "", True: "yes", False: "no"}
+    for one in lines:
+        table.add_row(
+            one.step, one.what, one.found, words[one.differs], words[one.matters],
+            f"{one.seconds:.1f}", str(one.plans),
+        )  # fmt: skip
+    console.print(table, markup=False)
+    return code
 
 
 def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]:

@@ -216,6 +216,37 @@ def turn_repairs(hand: HandMotion) -> Iterator[Repair]:
     )
 
 
+_AXES = "xyz"
+
+
+def axis_repairs(hand: HandMotion) -> Iterator[Repair]:
+    """Yield translations whose axes are exchanged, or of which some point the other way."""
+    start = hand.translation.start
+
+    def moved(order: Sequence[int], signs: Sequence[float]) -> Change:
+        return lambda actions, _: _with(
+            actions, hand.translation, actions[:, hand.translation][:, list(order)] * signs
+        )
+
+    for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1)):
+        names = ", ".join(_AXES[one] for one in np.argsort(order))
+        yield Repair(
+            what="translation axes exchanged",
+            note=f"action[{start}:{start + 3}] is written {names}: order its three numbers x, y, z",
+            change=moved(order, (1, 1, 1)),
+        )
+    for signs in ((-1, 1, 1), (1, -1, 1), (1, 1, -1), (-1, -1, 1), (-1, -1, -1)):
+        axes = [axis for axis, sign in enumerate(signs) if sign < 0]
+        names = ", ".join(_AXES[axis] for axis in axes)
+        numbers = ", ".join(f"action[{start + axis}]" for axis in axes)
+        yield Repair(
+            what="translation mirrored",
+            note=f"an action's translation goes the other way along {names}: change the sign of "
+            f"{numbers}",
+            change=moved((0, 1, 2), signs),
+        )
+
+
 def row_repairs() -> Iterator[Repair]:
     """Yield rows by which actions may stand off from observations.
 

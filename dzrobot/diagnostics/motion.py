@@ -23,6 +23,8 @@ from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.rollout.demonstrations.record import RecordedActions, replay
 from dzrobot.rollout.environment import accepted, made_environment
+from dzrobot.rollout.episode import Actor, EpisodeResult, run_episode
+from dzrobot.rollout.protocol import EpisodeRules
 
 FIRST_STEPS = 24
 """Rows of an episode that are repeated, and those until the gripper has moved."""
@@ -47,6 +49,11 @@ class RecordedStart:
     recording: RecordedActions
     images: Mapping[str, Image] = field(repr=False)
     """By view key, (H, W, 3); only of those that are looked at."""
+
+    @property
+    def start_known(self) -> bool:
+        """Return whether the recording says where the episode began."""
+        return self.recording.start is not None or self.recording.seed is not None
 
 
 class Bench:
@@ -85,6 +92,31 @@ class Bench:
         observation, _ = self._seeing.reset(seed=recording.seed or 0, options=options)
         self._counted()
         return {key: np.asarray(observation[key]) for key in self._robot.video_keys}
+
+    def observations(
+        self, recording: RecordedActions, steps: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Return what is seen at some ``steps`` while the actions of ``recording`` are repeated."""
+        found: dict[int, dict[str, Any]] = {}
+        at = -1
+
+        def watch(observation: Mapping[str, Any]) -> None:
+            nonlocal at
+            at += 1
+            if at in steps:
+                found[at] = dict(observation)
+
+        last = max(steps)
+        replay(self._seeing, replace(recording, actions=recording.actions[: max(1, last)]),
+               self._robot, watch)  # fmt: skip
+        self._counted()
+        return [found[step] for step in steps]
+
+    def acted(self, actor: Actor, rules: EpisodeRules) -> EpisodeResult:
+        """Return what comes of an episode that ``actor`` acts in."""
+        outcome = run_episode(self._seeing, actor, rules)
+        self._counted()
+        return outcome
 
     def states(self, recording: RecordedActions, actions: Array) -> Array:
         """Return the states (T + 1, S) that ``actions`` (T, A) lead to from its start."""
@@ -215,6 +247,7 @@ class Motions:
             ):
                 yield from conventions.absolute_repairs(hand, reading)
             yield from conventions.row_repairs()
+            yield from conventions.axis_repairs(hand)
         if now.rotation > AGREES:
             yield from conventions.turn_repairs(hand)
         for part, share, columns in (

@@ -21,7 +21,7 @@ from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch
 from dzrobot.rng import seed_sequence
-from dzrobot.rollout.episode import Actor, EpisodeResult, run_episode
+from dzrobot.rollout.episode import Actor, EpisodeResult, Watch, run_episode
 from dzrobot.rollout.protocol import EpisodeRules
 
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
@@ -274,12 +274,23 @@ class ReplayActor(Actor):
 
 
 def replay(
-    env: gym.Env[Any, Any], recording: RecordedActions, robot: Embodiment
+    env: gym.Env[Any, Any],
+    recording: RecordedActions,
+    robot: Embodiment,
+    look: Watch = lambda _: None,
 ) -> tuple[EpisodeResult, NDArray[np.float32]]:
-    """Send ``recording`` to ``env``; return what came of it and the states (steps, S)."""
+    """Send ``recording`` to ``env``; return what came of it and the states (steps, S).
+
+    Args:
+        env: The environment.
+        recording: What is repeated, and from where.
+        robot: Whose states they are.
+        look: Called with the first observation and after every step.
+    """
     seen: list[NDArray[np.float32]] = []
 
     def watch(observation: Any) -> None:
+        look(observation)
         seen.append(np.concatenate([observation[key] for key in robot.state_keys]))
 
     rules = EpisodeRules(

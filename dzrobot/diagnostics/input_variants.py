@@ -1,0 +1,284 @@
+"""What live images and states are, if not the recorded ones: turned, exchanged, in other units.
+
+Plain arithmetic. Changes are compared with each other, not with a limit: what tells is that one of
+them fits and the input as it is does not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from dzrobot.diagnostics.conventions import READINGS, angle, as_stated
+from dzrobot.embodiments.action_conventions import HandMotion
+
+Image = NDArray[np.uint8]
+Floats = NDArray[np.float64]
+
+SIDE = 128
+"""Pixels at which images are compared: more are shrunk."""
+
+CLEARLY = 0.6
+"""Share of the difference as it is below which another variant is the one that fits."""
+
+SAME_IMAGE = 1.0
+"""Difference of 255 below which nothing is looked for."""
+
+OTHER_IMAGE = 12.0
+"""Difference of 255 above which images differ although no variant fits."""
+
+SAME_STATE = 0.5
+"""Difference of a state number, in deviations of the data, below which it is the recorded one."""
+
+LATEST = 6
+"""Recorded steps, from the newest back, that a live image may be of."""
+
+_FITS_STATE = 0.2
+_CONSTANT = 2.0
+_STATIC = 0.05
+_SAME_TURN_RAD = 0.1
+_FEW_DEVIATIONS = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFit:
+    """How one recorded view compares with what is seen live."""
+
+    as_is: float
+    """Mean difference of 255."""
+
+    best: float
+    """The same, of the variant that fits best."""
+
+    words: str
+    """That variant, as what the live image is; empty: as recorded."""
+
+    @property
+    def differs(self) -> bool:
+        """Return whether live images are something else than recorded ones."""
+        return bool(self.words)
+
+
+def fit_images(
+    key: str, recorded: Sequence[Mapping[str, Image]], live: Sequence[Mapping[str, Image]]
+) -> ImageFit:
+    """Return what the live view ``key`` is, at moments that were recorded.
+
+    Args:
+        key: Which view.
+        recorded: All recorded views (H, W, 3), by moment.
+        live: The same of what is seen.
+    """
+    theirs = [_small(one[key]) for one in live]
+    ours = [{name: _small(image) for name, image in one.items()} for one in recorded]
+    as_is = _apart([one[key] for one in ours], theirs)
+    if as_is < SAME_IMAGE:
+        return ImageFit(as_is=as_is, best=as_is, words="")
+    if max(float(image.std()) for image in theirs) < _CONSTANT:
+        return ImageFit(as_is=as_is, best=as_is, words="one color throughout")
+    found = [
+        (_apart([change(one[name]) for one in ours], theirs), _named(key, name, words))
+        for name, (words, change) in product(ours[0], _changes())
+    ]
+    found += [
+        (_apart([one[key] for one in ours], [change(image) for image in theirs]), reverse)
+        for reverse, change in _undone()
+    ]
+    best, words = min(found)
+    if words and best < CLEARLY * as_is:
+        return ImageFit(as_is=as_is, best=best, words=words)
+    other = "something else, however it is changed" if as_is > OTHER_IMAGE else ""
+    return ImageFit(as_is=as_is, best=best, words=other)
+
+
+def late_by(
+    key: str, earlier: Sequence[Sequence[Mapping[str, Image]]], live: Sequence[Mapping[str, Image]]
+) -> int:
+    """Return by how many steps the live view ``key`` is late; 0: not.
+
+    Args:
+        key: Which view.
+        earlier: By moment, recorded views 0, 1, 2, ... steps before it.
+        live: What is seen at these moments.
+    """
+    theirs = [_small(one[key]) for one in live]
+    steps = range(min(map(len, earlier)))
+    apart = [_apart([_small(one[k][key]) for one in earlier], theirs) for k in steps]
+    best = int(np.argmin(apart))
+    return best if apart[0] > SAME_IMAGE / 2 and apart[best] < CLEARLY * apart[0] else 0
+
+
+def is_static(key: str, seen: Sequence[Mapping[str, Image]]) -> bool:
+    """Return whether the view ``key`` shows the same image at all moments."""
+    small = [_small(one[key]) for one in seen]
+    return len(small) > 1 and _apart(small[:-1], small[1:]) < _STATIC
+
+
+def _named(key: str, name: str, words: str) -> str:
+    other = "" if name == key else f"what was recorded as {name}"
+    return ", ".join(one for one in (other, words) if one)
+
+
+def _changes() -> Iterator[tuple[str, Callable[[Image], Image]]]:
+    """Yield (words, change): a recorded image that was changed so is a live one."""
+    for (turn, orient), (color, recolor) in product(_TURNS.items(), _COLORS.items()):
+        words = ", ".join(one for one in (turn, color) if one)
+        yield words, lambda image, f=orient, g=recolor: np.ascontiguousarray(g(f(image)))  # type: ignore[misc]
+    for share in (0.95, 0.9, 0.8, 0.7, 0.6):
+        yield f"cropped to {100 * share:.0f} %", partial(_cropped, high=share, wide=share)
+        yield f"cut at the sides to {100 * share:.0f} %", partial(_cropped, high=1, wide=share)
+        yield f"cut above and below to {100 * share:.0f} %", partial(_cropped, high=share, wide=1)
+    for ratio in ("4:3", "16:9"):
+        wide, high = map(int, ratio.split(":"))
+        share = high / wide
+        yield f"letterboxed from {ratio}", partial(_boxed, high=share, wide=1)
+        yield f"pillarboxed from {high}:{wide}", partial(_boxed, high=1, wide=share)
+    for factor in (2, 4):
+        yield f"at 1/{factor} of the resolution", partial(_coarse, factor=factor)
+
+
+def _undone() -> Iterator[tuple[str, Callable[[Image], Image]]]:
+    """Yield (words, change): a live image that was changed so is a recorded one."""
+    for share in (0.9, 0.8, 0.7, 0.6):
+        change = partial(_cropped, high=share, wide=share)
+        yield f"not cropped to {100 * share:.0f} %, as the recorded one is", change
+    for factor in (2, 4):
+        yield f"sharper than the recorded one, {factor} times", partial(_coarse, factor=factor)
+    yield "without the recorded one's bars (4:3)", partial(_boxed, high=3 / 4, wide=1)
+
+
+_TURNS: Mapping[str, Callable[[Image], Image]] = {
+    "": lambda image: image,
+    "upside down": lambda image: image[::-1],
+    "mirrored": lambda image: image[:, ::-1],
+    "turned by 180 degrees": lambda image: image[::-1, ::-1],
+    "turned by 90 degrees to the left": lambda image: _small(np.rot90(image)),
+    "turned by 90 degrees to the right": lambda image: _small(np.rot90(image, -1)),
+}
+_COLORS: Mapping[str, Callable[[Image], Image]] = {
+    "": lambda image: image,
+    "with red and blue exchanged": lambda image: image[..., ::-1],
+    "gray": lambda image: np.repeat(image.mean(-1, keepdims=True).astype(np.uint8), 3, -1),
+}
+
+
+def _small(image: Image) -> Image:
+    shrunk = cv2.resize(np.ascontiguousarray(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    return shrunk.astype(np.uint8)
+
+
+def _cropped(image: Image, *, high: float, wide: float) -> Image:
+    rows, columns = image.shape[:2]
+    top, left = round(rows * (1 - high) / 2), round(columns * (1 - wide) / 2)
+    return _small(image[top : rows - top, left : columns - left])
+
+
+def _boxed(image: Image, *, high: float, wide: float) -> Image:
+    rows, columns = image.shape[:2]
+    inner = (round(columns * wide), round(rows * high))
+    boxed = np.zeros_like(image)
+    top, left = (rows - inner[1]) // 2, (columns - inner[0]) // 2
+    shrunk = cv2.resize(image, inner, interpolation=cv2.INTER_AREA)
+    boxed[top : top + inner[1], left : left + inner[0]] = shrunk
+    return boxed
+
+
+def _coarse(image: Image, *, factor: int) -> Image:
+    size = (image.shape[1] // factor, image.shape[0] // factor)
+    return _small(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+
+
+def _apart(recorded: Sequence[Image], live: Sequence[Image]) -> float:
+    pairs = zip(recorded, live, strict=True)
+    return float(np.mean([np.abs(a.astype(np.float32) - b).mean() for a, b in pairs]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFit:
+    """How recorded states compare with live ones."""
+
+    deviations: float
+    """Difference of the number that differs most, in deviations of the data."""
+
+    words: str
+    """What the live state is; empty: as recorded."""
+
+
+_FACTORS = {
+    "the negative of": -1.0, "1000 times": 1000.0, "1/1000 of": 0.001, "100 times": 100.0,
+    "1/100 of": 0.01, "in degrees, not radians:": 180 / np.pi,
+    "in radians, not degrees:": np.pi / 180, "twice": 2.0, "half of": 0.5,
+}  # fmt: skip
+
+
+def fit_states(
+    recorded: Floats, live: Floats, deviation: Floats, hand: HandMotion | None
+) -> StateFit:
+    """Return what live states are, at moments that were recorded.
+
+    Args:
+        recorded: (N, S).
+        live: (N, S), at the same moments.
+        deviation: (S,), of the data.
+        hand: Which numbers are a rotation, where that is known.
+    """
+    scale = np.maximum(deviation, _FEW_DEVIATIONS)
+    apart = np.abs(live - recorded) / scale
+    worst = apart.max(0)
+    wrong = np.flatnonzero(np.median(apart, axis=0) > SAME_STATE)
+    if not len(wrong):
+        return StateFit(deviations=float(worst.max()), words="")
+    words = _whole(recorded, live, wrong, hand) or _numbers(recorded, live, scale, wrong)
+    return StateFit(deviations=float(worst.max()), words=words)
+
+
+def _whole(recorded: Floats, live: Floats, wrong: NDArray[np.intp], hand: HandMotion | None) -> str:
+    """Return what is wrong with several numbers together; empty: it is found number by number."""
+    if np.abs(live[:, wrong]).max() < 1e-9:
+        return f"numbers {_listed(wrong)} are 0 throughout"
+    if hand is None or not set(wrong) <= set(range(*hand.rotation.indices(live.shape[1]))):
+        return ""
+    stated = as_stated(hand)
+    asked = [stated.matrix(row[hand.rotation]) for row in recorded]
+    for reading in READINGS:
+        pairs = zip(asked, live[:, hand.rotation], strict=True)
+        if max(angle(one, reading.matrix(row)) for one, row in pairs) < _SAME_TURN_RAD:
+            return f"the rotation (numbers {_listed(wrong)}) is written {reading.note}"
+    return ""
+
+
+def _numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
+    """Return what the numbers ``wrong`` are, those alike together."""
+    said: dict[str, list[int]] = {}
+    for number in wrong.tolist():
+        said.setdefault(_number(recorded, live[:, number], scale, number), []).append(number)
+    return "; ".join(
+        f"number{'s' if numbers[1:] else ''} {_listed(numbers)} {words}"
+        for words, numbers in said.items()
+    )
+
+
+def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
+    """Return what one live number (N,) is of the recorded states (N, S)."""
+
+    def off(values: Floats, unit: float) -> float:
+        return float(np.abs(live - values).max() / unit)
+
+    for words, factor in _FACTORS.items():
+        if off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
+            return f"hold {words} what was recorded"
+    others = [
+        (off(sign * recorded[:, j], scale[j]), f"hold {'minus ' if sign < 0 else ''}recorded {j}")
+        for j, sign in product(range(recorded.shape[1]), (1, -1))
+        if j != number
+    ]
+    best, words = min(others)
+    return words if best < _FITS_STATE else "differ, and nothing that was tried explains it"
+
+
+def _listed(numbers: Sequence[int] | NDArray[np.intp]) -> str:
+    return ", ".join(str(int(one)) for one in numbers)

@@ -1,0 +1,171 @@
+"""What reaches a policy while recorded actions are repeated, beside what was recorded there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from dzrobot.diagnostics import input_variants as variants
+from dzrobot.diagnostics.input_variants import Floats, Image
+from dzrobot.diagnostics.motion import Bench, RecordedStart
+from dzrobot.diagnostics.own_rows import Asked, Recording, Row, own_rows
+from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.modality.window import Observation
+
+STEPS = (0, 8, 16)
+"""Rows at which live inputs are compared."""
+
+EPISODES = 2
+
+_FEW = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One key."""
+
+    key: str
+    words: str
+    """What the live input is; empty: as recorded."""
+
+    how: str
+    """How far apart they are."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LiveInputs:
+    """Recorded rows, and what was seen there."""
+
+    recording: Recording
+    rows: Sequence[Row]
+    live: Sequence[Observation]
+    """One for each row."""
+
+    start_known: bool
+    """Whether both began at the same place; otherwise their means are compared."""
+
+    hand: HandMotion | None
+
+    @classmethod
+    def see(
+        cls,
+        recording: Recording,
+        episodes: Sequence[RecordedStart],
+        bench: Bench,
+        hand: HandMotion | None,
+    ) -> "LiveInputs":
+        """Return what is seen while the actions of ``episodes`` are repeated."""
+        rows: list[Row] = []
+        live: list[Observation] = []
+        known = all(one.start_known for one in episodes)
+        for one in episodes[: EPISODES if known else None]:
+            ordinal = recording.ordinal(one.number)
+            steps = [step for step in STEPS if step < recording.length(ordinal)] if known else [0]
+            rows += recording.rows(ordinal, steps)
+            live += bench.observations(one.recording, steps)
+        return cls(recording=recording, rows=rows, live=live, start_known=known, hand=hand)
+
+    def compare(self) -> Iterator[Compared]:
+        """Yield every key that the policy is given, compared."""
+        for key in self.recording.reader.embodiment.video_keys:
+            recorded, live = self._views(self._first)
+            if not self.start_known:
+                recorded, live = [_mean(recorded)], [_mean(live)]
+            fit = variants.fit_images(key, recorded, live)
+            words = fit.words or self._later(key)
+            how = f"as it is {fit.as_is:.1f} of 255 apart, at best {fit.best:.1f}"
+            yield Compared(key=key, words=words, how=how)
+        yield from self._states()
+        yield self._instruction()
+
+    def swapped(self, asked: Asked, keys: Sequence[str]) -> float:
+        """Return the plans' error with ``keys`` as they are live over that as recorded."""
+        every = self.recording.every_action
+        swaps = [
+            replace(row, observation={**row.observation, **{key: seen[key] for key in keys}})
+            for row, seen in zip(self.rows, self.live, strict=True)
+        ]
+        before, after = own_rows(asked, self.rows, every), own_rows(asked, swaps, every)
+        return after.error / max(before.error, _FEW)
+
+    @property
+    def _first(self) -> list[int]:
+        return [at for at, row in enumerate(self.rows) if row.row == 0]
+
+    @property
+    def _rest(self) -> list[int]:
+        return [at for at, row in enumerate(self.rows) if row.row > 0]
+
+    def _views(
+        self, places: Sequence[int]
+    ) -> tuple[list[dict[str, Image]], list[dict[str, Image]]]:
+        keys = self.recording.reader.embodiment.video_keys
+        recorded, live = (
+            [{key: np.asarray(one[key], np.uint8) for key in keys} for one in many]
+            for many in (
+                [self.rows[at].observation for at in places],
+                [self.live[at] for at in places],
+            )
+        )
+        return recorded, live
+
+    @cached_property
+    def _deviation(self) -> Floats:
+        return np.maximum(self.recording.every_state.std(0), _FEW)
+
+    def _vectors(self, places: Sequence[int]) -> tuple[Floats, Floats]:
+        keys = self.recording.reader.embodiment.state_keys
+
+        def joined(one: Observation) -> Floats:
+            return np.concatenate([np.asarray(one[key], np.float64) for key in keys])
+
+        recorded = np.stack([joined(self.rows[at].observation) for at in places])
+        return recorded, np.stack([joined(self.live[at]) for at in places])
+
+    def _states(self) -> Iterator[Compared]:
+        keys = self.recording.reader.embodiment.state_keys
+        if not keys:
+            return
+        recorded, live = self._vectors(self._first)
+        deviation = self._deviation
+        if not self.start_known:
+            deviation = deviation + np.abs(recorded - recorded.mean(0)).max(0)
+            recorded, live = recorded.mean(0)[None], live.mean(0)[None]
+        fit = variants.fit_states(recorded, live, deviation, self.hand)
+        how = f"at most {fit.deviations:.1f} deviations apart"
+        for key in keys:
+            yield Compared(key=key, words=fit.words, how=how)
+
+    def _instruction(self) -> Compared:
+        key = self.recording.reader.embodiment.language
+        for at in self._first:
+            recorded, live = self.rows[at].observation[key], self.live[at][key]
+            if recorded != live:
+                return Compared(key=key, words=f"{live!r}", how=f"recorded {recorded!r}")
+        return Compared(key=key, words="", how="the same words")
+
+    def _later(self, key: str) -> str:
+        """Return what is wrong with a view that is right at the start; empty: nothing."""
+        rest = self._rest
+        if not rest:
+            return ""
+        recorded, live = self._vectors(rest)
+        if np.median((np.abs(recorded - live) / self._deviation).max(1)) > variants.SAME_STATE:
+            # Another motion shows other images: what repeats the actions tells.
+            return ""
+        theirs, ours = self._views(range(len(self.rows)))
+        if variants.is_static(key, ours):
+            return "" if variants.is_static(key, theirs) else "the same image throughout"
+        late = variants.late_by(key, [self._earlier(at) for at in rest], [ours[at] for at in rest])
+        return f"{late} steps late" if late else ""
+
+    def _earlier(self, at: int) -> list[Mapping[str, Image]]:
+        """Return the recorded views of a row, and of those before it, newest first."""
+        row = self.rows[at]
+        steps = list(range(row.row, max(row.row - variants.LATEST, -1), -1))
+        return list(self.recording.images(row.ordinal, steps))
+
+
+def _mean(seen: Sequence[Mapping[str, Image]]) -> dict[str, Image]:
+    return {key: np.mean([one[key] for one in seen], axis=0).astype(np.uint8) for key in seen[0]}
