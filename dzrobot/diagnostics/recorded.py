@@ -198,7 +198,7 @@ def examine_dataset(
 
 
 @contextmanager
-def opened_checkup(
+def opened_checkup(  # noqa: PLR0913 - three things that may be missing
     spec: PolicySpec,
     dataset: Path | None,
     env: str | None,

@@ -172,6 +172,16 @@ def in_reversed_order(rows, _=None):
     return rows
 
 
+def in_order(*order):
+    """Return a change of the order in which a translation is written."""
+
+    def change(rows, _=None):
+        rows[:, MOVE] = rows[:, MOVE][:, list(order)]
+        return rows
+
+    return change
+
+
 def other_way(states):
     """Write each rotation vector the other way around."""
     length = np.linalg.norm(states[:, HAND.rotation], axis=1, keepdims=True)
@@ -272,6 +282,9 @@ def test_a_good_dataset_passes(good, bench):
 OWN = {
     "absolute": (acted(poses(HAND)), {"absolute instead of delta": "target poses"}),
     "rotation's scale": (acted(times(TURN, 2)), {"delta scale of the rotation": "by 0.5"}),
+    "axes exchanged": (acted(in_order(1, 0, 2)), {"translation axes exchanged": "written y, x, z"}),
+    "axes turned": (acted(in_order(1, 2, 0)), {"translation axes exchanged": "written y, z, x"}),
+    "axis mirrored": (acted(times(2, -1)), {"translation mirrored": "sign of action[2]"}),
     "inverted turn": (acted(times(TURN, -1)), {"rotation sign": "other way"}),
 }
 

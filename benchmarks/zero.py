@@ -1,0 +1,438 @@
+"""Does `dzrobot doctor policy` name what was put wrong? One fault at a time, and what it says.
+
+    dzrobot collect --env dzrobot/lift-v0 --env-arg resolution=128 --embodiment libero_mini \
+        --episodes 6 --hold-steps 8 --output demonstrations
+    python benchmarks/zero.py demonstrations results
+
+Faults are put between environment, data and the bundled policy by code of this file alone: data
+are rewritten on disk, checkpoints edited, environments and policies wrapped. ``results/zero.jsonl``
+gets a line for each; the same command again runs what is missing. A fault that is harmless to this
+policy is right when it is named as a difference and not as a cause.
+"""
+
+import argparse
+import io
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import dzrobot  # noqa: F401 (registers the environments)
+from dzrobot.cli import main as run_command
+from dzrobot.policies.base import Plan
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.options import PolicyOptions
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.wrapping import Wrapper
+
+VIEWS = ("video.image", "video.wrist_image")
+STATE, TASK = "state.state", "annotation.task"
+
+
+def _cropped(image):
+    return cv2.resize(image[12:116, 12:116], (128, 128))
+
+
+def _boxed(image):
+    return cv2.copyMakeBorder(cv2.resize(image, (128, 96)), 16, 16, 0, 0, cv2.BORDER_CONSTANT)
+
+
+def _halved(image):
+    small = cv2.resize(image, (64, 64), interpolation=cv2.INTER_AREA)
+    return cv2.resize(small, (128, 128), interpolation=cv2.INTER_NEAREST)
+
+
+def _state(change):
+    def put(seen):
+        state = seen[STATE].copy()
+        change(state)
+        return {**seen, STATE: state.astype(np.float32)}
+
+    return put
+
+
+def _images(change, keys=VIEWS):
+    return lambda seen: {
+        key: np.ascontiguousarray(change(value)) if key in keys else value
+        for key, value in seen.items()
+    }
+
+
+def _other_camera(seen):
+    one, two = VIEWS
+    return {**seen, one: seen[two], two: seen[one]} if one in seen else seen
+
+
+def _reverse(state):
+    state[3:6] = state[3:6][::-1].copy()
+
+
+def _fingers(state):
+    state[6:8] = state[6:8][::-1].copy()
+
+
+def _times(numbers, factor):
+    def change(state):
+        state[numbers] *= factor
+
+    return change
+
+
+SEEN: Mapping[str, Callable[[dict], dict]] = {
+    "upside down": _images(lambda v: v[::-1]),
+    "turned 180": _images(lambda v: v[::-1, ::-1]),
+    "BGR": _images(lambda v: v[..., ::-1]),
+    "cameras swapped": _other_camera,
+    "wrist black": _images(np.zeros_like, VIEWS[1:]),
+    "crop": _images(_cropped),
+    "letterbox": _images(_boxed),
+    "half resolution": _images(_halved),
+    "state rotation reversed": _state(_reverse),
+    "state position in mm": _state(_times(slice(0, 3), 1000)),
+    "fingers exchanged": _state(_fingers),
+    "state zero": _state(_times(slice(None), 0)),
+    "prompt replaced": lambda seen: {**seen, TASK: "close the drawer"},
+    "mirrored wrist": _images(lambda v: v[:, ::-1], VIEWS[1:]),
+    "turned 90": _images(np.rot90),
+    "state rotation in degrees": _state(_times(slice(3, 6), 180 / np.pi)),
+    "state y mirrored": _state(_times(1, -1)),
+}
+
+
+def _gripper(action):
+    return action * np.array([1, 1, 1, 1, 1, 1, -1], np.float32)
+
+
+class FaultyEnv(gym.Wrapper):
+    """Lift with one fault in what is seen, or in what is done."""
+
+    takes_missing_frames = True
+
+    def __init__(self, env, fault):
+        super().__init__(env)
+        self.fault, self.frames = fault, []
+
+    def reset(self, **given):
+        """Begin an episode."""
+        seen, info = self.env.reset(**given)
+        self.frames = []
+        return self._seen(seen), info
+
+    def step(self, action):
+        """Carry out ``action``, or what the fault makes of it."""
+        if self.fault == "gripper sign at env":
+            action = _gripper(action)
+        done = self.env.step(action)
+        if self.fault == "half rate" and not (done[2] or done[3]):
+            done = self.env.step(action)
+        return (self._seen(done[0]), *done[1:])
+
+    def _seen(self, seen):
+        if self.fault in SEEN:
+            return SEEN[self.fault](seen)
+        late = {"images 3 steps late": 3, "static camera": 10**6}.get(self.fault)
+        if late is None:
+            return seen
+        self.frames.append({key: seen[key] for key in VIEWS})
+        return {**seen, **self.frames[max(0, len(self.frames) - 1 - late)]}
+
+
+class DrawingEnv(FaultyEnv):
+    """The same, where every image is needed."""
+
+    takes_missing_frames = False
+
+
+def lift(  # noqa: PLR0913 - keyword arguments of gym.make
+    *,
+    fault: str = "",
+    resolution: int = 128,
+    settle_steps: int = 10,
+    cameras: bool = True,
+    stop_on_success: bool = True,
+    render_mode: str | None = None,
+):
+    """Make Lift with a fault; ``--env benchmarks.zero:lift --env-arg fault=NAME``."""
+    env = gym.make(
+        "dzrobot/lift-v0", disable_env_checker=True, resolution=resolution,
+        settle_steps=settle_steps, cameras=cameras, stop_on_success=stop_on_success,
+        max_episode_steps=10**6,
+    ).unwrapped  # fmt: skip
+    drawn = fault in ("images 3 steps late", "static camera")
+    return (DrawingEnv if drawn and cameras else FaultyEnv)(env, fault)
+
+
+class Convention(Wrapper):
+    """A policy as it would be, had it been trained on data that mean something else."""
+
+    def __init__(self, policy, rows):
+        super().__init__(policy)
+        self.rows = rows
+
+    def act_batch(self, observations, sessions):
+        """Return the actions in the other convention."""
+        acted = super().act_batch(observations, sessions)
+        states = [one[STATE] for one in observations]
+        return [self.rows(a[None], s[None])[0] for a, s in zip(acted, states, strict=True)]
+
+    def plan(self, asks):
+        """Return the plans in the other convention."""
+        plans = super().plan(asks)
+        return [
+            Plan.of(self.rows(plan.actions, np.repeat(ask.observation[STATE][None], 8, 0)))
+            for ask, plan in zip(asks, plans, strict=True)
+        ]
+
+
+class Blindfold(Wrapper):
+    """A policy whose own code turns its images upside down."""
+
+    def act_batch(self, observations, sessions):
+        """Act on turned images."""
+        return super().act_batch([SEEN["upside down"](one) for one in observations], sessions)
+
+    def plan(self, asks):
+        """Plan on turned images."""
+        turned = [replace(one, observation=SEEN["upside down"](one.observation)) for one in asks]
+        return super().plan(turned)
+
+
+def _poses(actions, states):
+    out = actions.copy()
+    out[:, :3] = states[: len(out), :3] + 0.05 * actions[:, :3]
+    out[:, 3:6] = states[: len(out), 3:6] + 0.5 * actions[:, 3:6]
+    return out
+
+
+def _columns(order=range(7), signs=(1,) * 7):
+    return lambda actions, _: actions[:, list(order)] * np.array(signs, np.float32)
+
+
+def _ahead(actions, _):
+    return np.concatenate([actions[2:], np.repeat(actions[-1:], min(2, len(actions)), 0)])[
+        : len(actions)
+    ]
+
+
+ROWS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "gripper sign in data": lambda actions, _: _gripper(actions),
+    "scale 0.4 in data": _columns(signs=(0.4,) * 6 + (1,)),
+    "x and y exchanged in data": _columns(order=(1, 0, 2, 3, 4, 5, 6)),
+    "actions 2 rows off in data": _ahead,
+    "absolute instead of delta": _poses,
+    "z mirrored in data": _columns(signs=(1, 1, -1, 1, 1, 1, 1)),
+    "rotation order in data": _columns(order=(0, 1, 2, 5, 4, 3, 6)),
+}
+
+
+def _policy():
+    options = PolicyOptions(solver_steps=4, history="recent")
+    return DreamZeroPolicy.from_pretrained(default_checkpoint(), options=options)
+
+
+for _number, _rows in enumerate(ROWS.values()):
+    globals()[f"policy_{_number}"] = lambda robot, rows=_rows: Convention(_policy(), rows)
+
+
+def blindfold(robot):
+    """Make a policy that turns its images."""
+    return Blindfold(_policy())
+
+
+def rewrite(data: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
+    """Write ``data`` again with other actions."""
+    shutil.copytree(data, folder)
+    for file in sorted((folder / "data").rglob("*.parquet")):
+        table = pq.read_table(file)
+        actions, states = (
+            np.array(table[name].to_pylist(), np.float32)
+            for name in ("action", "observation.state")
+        )
+        at = table.schema.get_field_index("action")
+        values = pa.array(rows(actions, states).tolist(), table.schema.field(at).type)
+        pq.write_table(table.set_column(at, table.schema.field(at), values), file)
+    return folder
+
+
+def _parts(statistics):
+    return [part for kind in statistics.values() for part in kind.values()]
+
+
+def _wide(statistics):
+    for part in _parts(statistics):
+        for name in ("q01", "q99", "min", "max"):
+            part[name] = [2 * value for value in part[name]]
+
+
+def _min_max(statistics):
+    for part in _parts(statistics):
+        part["q01"], part["q99"] = part["min"], part["max"]
+
+
+def _mean_std(statistics):
+    for part in _parts(statistics):
+        low, high = part["mean"], [m + s for m, s in zip(part["mean"], part["std"], strict=True)]
+        part["q01"], part["q99"] = low, high
+
+
+def _of_libero(statistics):
+    file = default_checkpoint("libero_object") / "experiment_cfg/metadata.json"
+    statistics.update(json.loads(file.read_text())["libero_mini"]["statistics"])
+
+
+STATISTICS = {
+    "statistics of libero_object": _of_libero,
+    "statistics twice as wide": _wide,
+    "min and max as quantiles": _min_max,
+    "mean and deviation as quantiles": _mean_std,
+}
+
+
+def edited(folder: Path, name: str) -> Path:
+    """Write the bundled checkpoint without its passport, edited."""
+    source = default_checkpoint("libero_object" if name == "another task's checkpoint" else "lift")
+    left = shutil.ignore_patterns("libero_object", "dzrobot_passport.json", "*.py", "__pycache__")
+    shutil.copytree(source, folder, ignore=left)
+    if name in STATISTICS:
+        file = folder / "experiment_cfg/metadata.json"
+        metadata = json.loads(file.read_text())
+        STATISTICS[name](metadata["libero_mini"]["statistics"])
+        file.write_text(json.dumps(metadata))
+    if name == "random weights":
+        from safetensors.torch import load_file, save_file
+
+        weights, random = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+        for key, value in weights.items():
+            if value.ndim > 1 and value.is_floating_point():
+                drawn = random.standard_normal(value.shape) * float(value.float().std())
+                value.copy_(value.new_tensor(drawn.astype(np.float32)))
+            weights[key] = value
+        save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and the words that a right answer holds."""
+
+    name: str
+    words: tuple[str, ...]
+    harmless: bool = False
+    own: bool = False
+    """Whether it is none of those that thresholds were looked at with."""
+
+
+FAULTS = (
+    Fault("none", ()),
+    *(Fault(name, (word,)) for name, word in (
+        ("gripper sign in data", "gripper sign"), ("scale 0.4 in data", "scale"),
+        ("x and y exchanged in data", "axes exchanged"), ("actions 2 rows off in data", "off by"),
+        ("absolute instead of delta", "absolute"), ("upside down", "upside down"),
+        ("turned 180", "turned by 180"), ("cameras swapped", "recorded as"),
+        ("wrist black", "one color"), ("crop", "cropped"), ("letterbox", "letterboxed"),
+        ("state rotation reversed", "numbers 3, 5"), ("state position in mm", "1000 times"),
+        ("fingers exchanged", "recorded 7"), ("state zero", "0 throughout"),
+        ("gripper sign at env", "gripper sign"), ("whole plan executed", "--execute 8"),
+        ("statistics of libero_object", "statistics"),
+        ("statistics twice as wide", "statistics"), ("random weights", "weights"),
+    )),
+    *(Fault(name, (word,), harmless=True) for name, word in (
+        ("BGR", "red and blue"), ("half resolution", "resolution"),
+        ("prompt replaced", "close the drawer"), ("images 3 steps late", "steps late"),
+        ("half rate", "rate"), ("no settle steps", "state"),
+    )),
+    *(Fault(name, (word,), own=True) for name, word in (
+        ("mirrored wrist", "mirrored"), ("turned 90", "turned by 90"),
+        ("static camera", "same image"), ("state rotation in degrees", "degrees"),
+        ("state y mirrored", "negative of"), ("z mirrored in data", "mirrored"),
+        ("rotation order in data", "rotation order"),
+        ("mean and deviation as quantiles", "mean"),
+        ("another task's checkpoint", "other data"), ("policy turns its images", "upside down"),
+    )),
+)  # fmt: skip
+
+
+def command(fault: Fault, data: Path, work: Path) -> list[str]:
+    """Return the arguments of ``dzrobot`` for a fault, once it is put."""
+    name, folder = fault.name, work / fault.name.replace(" ", "_").replace("'", "")
+    shutil.rmtree(folder, ignore_errors=True)
+    env = ["--env", "benchmarks.zero:lift", "--env-arg", f"fault={json.dumps(name)}"]
+    policy = ["--checkpoint", str(default_checkpoint()), "--solver-steps", "4"]
+    if name in ROWS:
+        number = list(ROWS).index(name)
+        policy, data = (
+            ["--policy", f"benchmarks.zero:policy_{number}"],
+            rewrite(data, folder, ROWS[name]),
+        )
+    elif name == "policy turns its images":
+        policy = ["--policy", "benchmarks.zero:blindfold"]
+    elif name in (*STATISTICS, "random weights", "another task's checkpoint"):
+        policy = ["--checkpoint", str(edited(folder, name)), "--solver-steps", "4"]
+    elif name == "whole plan executed":
+        policy += ["--execute", "8"]
+    elif name == "no settle steps":
+        env += ["--env-arg", "settle_steps=0"]
+    where = ["--dataset", str(data), "--episodes", "3"]
+    return ["doctor", "policy", *policy, *where, *env, "--json"]
+
+
+def judged(fault: Fault, found: Mapping[str, Any]) -> str:
+    """Return ``right``, ``pair``, ``wrong`` or ``none``."""
+    causes = found["causes"]
+    if not fault.words:
+        return "wrong" if causes else "right"
+    if fault.harmless:
+        shown = [one["found"] + one["what"] for one in found["measurements"] if one["differs"]]
+        if causes:
+            return "wrong"
+        return "right" if any(fault.words[0] in one for one in shown) else "none"
+    if not causes:
+        return "none"
+    if not any(word in cause for word in fault.words for cause in [*causes, found["sentence"]]):
+        return "wrong"
+    return "right" if len(causes) == 1 else "pair"
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--only", nargs="*", default=None, help="names of faults")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    file, began = given.output / "zero.jsonl", time.monotonic()
+    lines = file.read_text().splitlines() if file.exists() else []
+    done = {json.loads(line)["fault"] for line in lines}
+    for fault in FAULTS:
+        unwanted = given.only is not None and fault.name not in given.only
+        if fault.name in done or unwanted or time.monotonic() - began > given.seconds:
+            continue
+        start, out = time.monotonic(), io.StringIO()
+        with redirect_stdout(out):
+            code = run_command(command(fault, given.data, given.output))
+        shown = out.getvalue().strip().splitlines()
+        found = json.loads(shown[-1]) if shown and code != 2 else {}
+        verdict = judged(fault, found) if found else "not run"
+        seconds = round(time.monotonic() - start, 1)
+        line = {"fault": fault.name, "verdict": verdict, "code": code, "seconds": seconds, **found}
+        print(
+            f"{fault.name:32} {verdict:8} {seconds:6.1f} s  {found.get('sentence', '')}", flush=True
+        )
+        with file.open("a") as lines_out:
+            lines_out.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""``dzrobot doctor policy``: one thing is put wrong at a time, and named; no other is."""
+
+import json
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dzrobot  # noqa: F401
+from dzrobot.cli import main
+from dzrobot.diagnostics.input_variants import fit_images, fit_states
+from dzrobot.diagnostics.statistics_match import match_statistics
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.policies.base import Plan, Policy
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.normalization import measure
+
+SIDE = 128
+ROBOT = load_embodiment("libero_mini")
+HERE = __name__
+
+
+class Looking(Policy):
+    """Goes from where the state says it is to where the image from above shows the red mark."""
+
+    embodiment, execute = ROBOT, 2
+
+    @property
+    def can(self):
+        """Return that it plans."""
+        from dzrobot.policies.base import Abilities
+
+        return Abilities(plans=True)
+
+    def plan(self, asks):
+        """Return the same step eight times."""
+        return [Plan.of(np.repeat(self.toward(ask.observation)[None], 8, 0)) for ask in asks]
+
+    def toward(self, seen):
+        """Return the step to the mark."""
+        red = seen["video.image"][..., 0].astype(int) - seen["video.image"][..., 1] > 100
+        rows, columns = np.nonzero(red)
+        mark = np.zeros(2) if not len(rows) else np.array([columns.mean(), rows.mean()])
+        at = 2 * mark / (SIDE - 1) - 1
+        step = np.clip(10 * (at - seen["state.state"][:2]), -1, 1)
+        return np.array([*step, 0, 0, 0, 0, 1], np.float32)
+
+
+def looking(_):
+    """Make the policy, for a robot or beside an environment."""
+    return Looking()
+
+
+class Mirrored(Looking):
+    """The same, with one number of its actions the wrong way around."""
+
+    def toward(self, seen):
+        """Return a step whose x is mirrored."""
+        return super().toward(seen) * np.array([-1, 1, 1, 1, 1, 1, 1], np.float32)
+
+
+def mirrored(_):
+    """Make it."""
+    return Mirrored()
+
+
+class Wrong(gym.Wrapper):
+    """The point, and one thing that is wrong with it."""
+
+    takes_missing_frames = True
+
+    def __init__(self, env, fault):
+        super().__init__(env)
+        self.fault, self.first = fault, {}
+
+    def reset(self, **given):
+        seen, info = self.env.reset(**given)
+        self.first = {key: seen[key] for key in ROBOT.video_keys}
+        return self.seen(seen), info
+
+    def step(self, action):
+        action = action * np.float32(-1) if self.fault == "actions" else action
+        seen, *rest = self.env.step(action)
+        return self.seen(seen), *rest
+
+    def seen(self, seen):
+        seen = dict(seen)
+        if self.fault == "upside down":
+            seen |= {key: seen[key][::-1].copy() for key in ROBOT.video_keys if key in seen}
+        if self.fault == "millimeters":
+            seen["state.state"] = seen["state.state"] * np.array([1000] * 3 + [1] * 5, np.float32)
+        if self.fault == "words":
+            seen["annotation.task"] = "do something else"
+        if self.fault == "static":
+            seen |= {key: image for key, image in self.first.items() if key in seen}
+        return seen
+
+
+def point(*, fault: str = "", resolution: int = SIDE):
+    """Make the environment."""
+    inner = gym.make("dzrobot/point-v0", resolution=resolution, disable_env_checker=True)
+    return Wrong(inner.unwrapped, fault)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkup") / "data"
+    given = ["collect", "--env", f"{HERE}:point", "--embodiment", "libero_mini"]
+    given += ["--policy", f"{HERE}:looking", "--episodes", "4", "--hold-steps", "6"]
+    assert main([*given, "--output", str(folder)]) == 0
+    return folder
+
+
+def asked(capsys, *given):
+    code = main(["doctor", "policy", *map(str, given), "--embodiment", "libero_mini", "--json"])
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["exit"] == code
+    return found
+
+
+def examined(capsys, data, fault="", policy="looking"):
+    where = ["--env", f"{HERE}:point", "--env-arg", f"fault={fault!r}"]
+    return asked(capsys, "--policy", f"{HERE}:{policy}", "--dataset", data, *where)
+
+
+def line(found, step, what):
+    return next(one for one in found["measurements"] if (one["step"], one["what"]) == (step, what))
+
+
+def test_a_healthy_policy_has_no_cause_and_no_difference(capsys, data):
+    found = examined(capsys, data)
+    assert (found["exit"], found["causes"]) == (0, [])
+    assert not [one for one in found["measurements"] if one["differs"]]
+    assert "2 of 2 starts" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "key", "words"),
+    [
+        ("upside down", "video.image", "upside down"),
+        ("millimeters", "state.state", "1000 times"),
+        ("static", "video.image", "same image throughout"),
+    ],
+)
+def test_what_is_seen_otherwise_is_named(capsys, data, fault, key, words):
+    found = examined(capsys, data, fault)
+    compared = line(found, "inputs", key)
+    assert compared["differs"]
+    assert words in compared["found"]
+    if fault != "static":
+        # The mark does not move: a static image differs, and does not matter to this policy.
+        assert found["exit"] == 1
+        assert words in found["causes"][0]
+        assert line(found, "exchange", key)["matters"]
+    else:
+        assert (found["exit"], found["causes"]) == (0, [])
+        assert words in found["sentence"]
+
+
+def test_other_words_differ_and_do_not_matter(capsys, data):
+    found = examined(capsys, data, "words")
+    assert (found["exit"], found["causes"]) == (0, [])
+    assert line(found, "exchange", "annotation.task")["matters"] is False
+
+
+def test_actions_that_mean_something_else_in_the_environment_fail_the_replay(capsys, data):
+    found = examined(capsys, data, "actions")
+    assert "0 of 4 succeed again" in line(found, "replay", "success")["found"]
+    assert found["exit"] == 1
+
+
+def test_a_sign_of_the_policys_own_is_named(capsys, data):
+    found = examined(capsys, data, policy="mirrored")
+    assert line(found, "own rows", "first action")["differs"]
+    assert "action[0] has the other sign" in found["sentence"]
+
+
+def test_data_on_disk_that_mean_something_else_are_named_without_an_environment(
+    capsys, data, tmp_path
+):
+    folder = shutil.copytree(data, tmp_path / "other")
+    for file in (folder / "data").rglob("*.parquet"):
+        table = pq.read_table(file)
+        at = table.schema.get_field_index("action")
+        rows = np.array(table["action"].to_pylist(), np.float32)
+        rows[:, [0, 1]] = rows[:, [1, 0]]
+        values = pa.array(rows.tolist(), table.schema.field(at).type)
+        pq.write_table(table.set_column(at, table.schema.field(at), values), file)
+    found = asked(capsys, "--policy", f"{HERE}:looking", "--dataset", folder)
+    assert found["exit"] == 1
+    assert "action[0] follows recorded action[1]" in found["sentence"]
+    assert "not measured: give --env" in line(found, "inputs", "")["found"]
+
+
+def test_a_policy_that_does_not_do_its_data_is_one_of_a_pair(capsys, data):
+    found = asked(capsys, "--policy", "random", "--dataset", data)
+    assert (found["exit"], len(found["causes"])) == (1, 2)
+
+
+def test_without_data_the_policy_acts(capsys):
+    found = asked(capsys, "--policy", "random", "--env", f"{HERE}:point")
+    assert found["exit"] == 3
+    assert "--dataset" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--checkpoint", "x", "--policy", "random", "--env", "dzrobot/point-v0"],
+        ["--env", "dzrobot/point-v0"],
+        ["--policy", "random"],
+        ["--policy", "expert", "--env", "dzrobot/point-v0"],
+    ],
+)
+def test_wrong_arguments_are_one_message(capsys, given):
+    assert main(["doctor", "policy", *given]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"), [("q01", "q99", ""), ("min", "max", "min, max"),
+                               ("mean", "std", "mean, std")],
+)  # fmt: skip
+def test_the_mode_of_foreign_statistics_is_named(data, tmp_path, low, high, words):
+    left = shutil.ignore_patterns("libero_object", "*.py", "dzrobot_passport.json")
+    folder = shutil.copytree(default_checkpoint(), tmp_path / "c", ignore=left)
+    reader = DatasetReader(data, ROBOT)
+    entry = json.loads(json.dumps(measure([reader], ROBOT)))
+    for part in (part for kind in entry["statistics"].values() for part in kind.values()):
+        one, two = part[low], part[high]
+        part["q01"] = [min(a, b) for a, b in zip(one, two, strict=True)]
+        part["q99"] = [max(a, b) for a, b in zip(one, two, strict=True)]
+    file = folder / "experiment_cfg/metadata.json"
+    file.write_text(json.dumps({ROBOT.tag: entry}))
+    assert match_statistics(open_checkpoint(folder), reader).mode == words
+
+
+CHANGED = {
+    "upside down": lambda image: image[::-1],
+    "red and blue": lambda image: image[..., ::-1],
+    "90 degrees": lambda image: np.rot90(image),
+    "cropped": lambda image: np.kron(image[32:96, 32:96], np.ones((2, 2, 1), np.uint8)),
+    "resolution": lambda image: np.kron(image[::2, ::2], np.ones((2, 2, 1), np.uint8)),
+    "one color": np.zeros_like,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_a_live_image_is_is_told_from_what_it_is_not(name):
+    drawn = np.random.default_rng(0).integers(0, 255, (8, 8, 3), np.uint8)
+    images = [np.kron(drawn, np.ones((16, 16, 1), np.uint8))]
+    noisy = [np.clip(image + np.arange(SIDE)[None, :, None] / 8, 0, 255).astype(np.uint8)
+             for image in images]  # fmt: skip
+    recorded = [{"video.image": image} for image in images]
+    live = [{"video.image": np.ascontiguousarray(CHANGED[name](image))} for image in images]
+    if name != "resolution":
+        assert name in fit_images("video.image", recorded, live).words
+    assert fit_images("video.image", recorded, recorded).words == ""
+    # A recording that lossy compression changed everywhere is still the same view.
+    assert fit_images("video.image", recorded, [{"video.image": noisy[0]}]).words == ""
+
+
+def test_numbers_of_a_state_that_are_exchanged_are_told():
+    rows = np.random.default_rng(0).normal(size=(5, 8))
+    live = rows[:, [0, 1, 2, 3, 4, 5, 7, 6]]
+    words = fit_states(rows, live, np.ones(8), None).words
+    assert words == "number 6 hold recorded 7; number 7 hold recorded 6"
