@@ -104,7 +104,7 @@ class PolicyCheckup:
     """The episodes of ``recording`` as they are repeated."""
 
     noise: float = 0.0
-    """Of the executed actions, where the recording says so."""
+    """Deviation of what was added to executed actions, where the recording says so."""
 
     misfit: str = ""
     """Why what the environment shows cannot be given to the policy."""

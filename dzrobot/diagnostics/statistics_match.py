@@ -59,7 +59,7 @@ def match_statistics(checkpoint: Checkpoint, reader: DatasetReader) -> Statistic
     """Return how a checkpoint's statistics fit a dataset.
 
     Args:
-        checkpoint: Whose.
+        checkpoint: Whose bounds are compared.
         reader: The dataset, opened for the checkpoint's robot.
 
     Raises:
