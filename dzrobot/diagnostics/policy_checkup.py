@@ -41,6 +41,9 @@ FEW_ROWS = 8
 MATTERS = 1.4
 """Error with a live key over that with the recorded one from which the difference matters."""
 
+MENDS = 0.75
+"""Share of the error below which other statistics mend it."""
+
 STARTS = 2
 """Starts that the policy acts from."""
 
@@ -224,17 +227,17 @@ class PolicyCheckup:
         rows = self.recording.sample(ROWS)
         own = self._own = own_rows(self.asked, rows, self.recording.every_action)
         yield self._line("own rows", "first action", own.words, differs=not own.does_its_data)
-        if own.does_its_data:
-            return None
         few = rows[:: max(1, len(rows) // FEW_ROWS)]
         mended = yield from self._with_own_statistics(self.recording, few)
-        if mended is None and not own.meaning and not own.lag:
-            mended = yield from self._with_other_images(self.recording, few)
-        return mended
+        if own.does_its_data or mended is not None:
+            return mended
+        if own.otherwise:
+            return None
+        return (yield from self._with_other_images(self.recording, few))
 
     def _with_own_statistics(self, recording: Recording, rows: Sequence[Row]) -> Step:
         match, checkpoint = self._statistics, self.found.checkpoint
-        if match is None or checkpoint is None or checkpoint.own_passport is not None:
+        if match is None or checkpoint is None or not match.differs or checkpoint.own_passport:
             # A passport says which statistics it was trained with, and these are they.
             return None
         before = own_rows(self.asked, rows, recording.every_action)
@@ -243,7 +246,7 @@ class PolicyCheckup:
             write_json(file, {self.found.robot.tag: match.entry})
             tried = replace(self.found, checkpoint=replace(checkpoint, statistics=file))
             after = own_rows(self._load(tried), rows, recording.every_action)
-        mends = after.does_its_data and after.share < before.share
+        mends = after.does_its_data and after.share < MENDS * before.share
         words = f"with those of the data {after.share:.2f}, with its own {before.share:.2f}"
         yield self._line("own rows", "statistics", words, differs=match.differs, matters=mends)
         if not mends:
@@ -339,18 +342,11 @@ class PolicyCheckup:
         own, match = self._own, self._statistics
         assert own is not None, "it was measured"
         evidence = f"on training rows it has {own.share:.2f} of the mean action's error"
-        if own.meaning:
+        if own.otherwise:
             return _cause(
                 "the policy's actions mean something else than the data's",
-                f"{evidence}, and {own.meaning}",
-                "change that where the policy's actions are read",
-            )
-        if own.lag:
-            way = "ahead of" if own.lag > 0 else "behind"
-            return _cause(
-                f"recorded actions are {abs(own.lag)} rows {way} what the policy answers",
-                evidence,
-                "move the actions of the data by so many rows, or train on them as they are",
+                f"{evidence}, and does them once {own.otherwise}",
+                "change that where the policy's actions are read, or in the data",
             )
         if match is not None and match.differs:
             return _cause(

@@ -52,7 +52,7 @@ class StatisticsMatch:
         """Return the cause, where these statistics are one."""
         if self.mode:
             return f"statistics of another mode: {self.mode} in the place of the quantiles"
-        return "statistics of other data or another robot"
+        return "statistics of other data, another mode or another robot"
 
 
 def match_statistics(checkpoint: Checkpoint, reader: DatasetReader) -> StatisticsMatch:

@@ -177,7 +177,7 @@ def test_actions_that_mean_something_else_in_the_environment_fail_the_replay(cap
 def test_a_sign_of_the_policys_own_is_named(capsys, data):
     found = examined(capsys, data, policy="mirrored")
     assert line(found, "own rows", "first action")["differs"]
-    assert "action[0] has the other sign" in found["sentence"]
+    assert "action[0] of the data is minus action[0] of the policy" in found["sentence"]
 
 
 def test_data_on_disk_that_mean_something_else_are_named_without_an_environment(
@@ -193,7 +193,7 @@ def test_data_on_disk_that_mean_something_else_are_named_without_an_environment(
         pq.write_table(table.set_column(at, table.schema.field(at), values), file)
     found = asked(capsys, "--policy", f"{HERE}:looking", "--dataset", folder)
     assert found["exit"] == 1
-    assert "action[0] follows recorded action[1]" in found["sentence"]
+    assert "action[0] of the data is action[1] of the policy" in found["sentence"]
     assert "not measured: give --env" in line(found, "inputs", "")["found"]
 
 

@@ -11,9 +11,10 @@ import pytest
 from dzrobot import cli
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, ProtocolError, SetupError, UnknownNameError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.environment import check_fits
 from dzrobot.rollout.evaluation.evaluate import evaluate, merge
-from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
+from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, plan, prepare
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
@@ -241,6 +242,13 @@ def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, 
     policy = PolicySpec(name="random", embodiment="libero_sim", history=asked)
     card = prepare(EvaluationRequest(spec=spec, policy=policy)).card
     assert card["changes"] == said
+
+
+@pytest.mark.parametrize(("execute", "said"), [(None, ()), (3, ()), (8, ("execute 8, not 3",))])
+def test_rows_executed_of_each_plan_are_said_where_they_are_not_the_robots(execute, said):
+    spec = EvalSpec(env="dzrobot/point-v0", arguments={"resolution": 128})
+    policy = PolicySpec(name=str(default_checkpoint()), execute=execute)
+    assert plan(EvaluationRequest(spec=spec, policy=policy)).changes == said
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])

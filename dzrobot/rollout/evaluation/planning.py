@@ -370,7 +370,7 @@ def plan(request: EvaluationRequest) -> EvaluationPlan:
         facts=facts,
         found=replace(found, spec=settled),
         schedule=timed,
-        changes=tuple(_changes(request, found.robot, timed)),
+        changes=tuple(_changes(request, found, timed)),
         notes=tuple(notes),
     )
     planned.found.check()
@@ -483,15 +483,18 @@ def _schedule(
 
 
 def _changes(
-    request: EvaluationRequest, robot: Embodiment, timed: "Schedule | None"
+    request: EvaluationRequest, found: ResolvedPolicy, timed: "Schedule | None"
 ) -> Iterator[str]:
     """Yield what departs from the protocol beyond the choice of episodes."""
-    protocol, policy = request.spec.protocol, request.policy
+    protocol, policy, robot = request.spec.protocol, request.policy, found.robot
     history = protocol.history or robot.history
     if policy.history not in (None, history):
         yield f"history {policy.history}, not {history}"
     if policy.noise not in (None, protocol.noise):
         yield f"noise {policy.noise}, not {protocol.noise}"
+    usual = robot.execute or robot.timing.action_horizon
+    if timed is None and found.checkpoint is not None and policy.execute not in (None, usual):
+        yield f"execute {policy.execute}, not {usual}"
     if timed is not None:
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"
