@@ -168,7 +168,8 @@ _COLORS: Mapping[str, Callable[[Image], Image]] = {
 
 def _small(image: Image) -> Image:
     shrunk = cv2.resize(np.ascontiguousarray(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-    return shrunk.astype(np.uint8)
+    small: Image = shrunk.astype(np.uint8)
+    return small
 
 
 def _cropped(image: Image, *, high: float, wide: float) -> Image:

@@ -112,7 +112,8 @@ class LiveInputs:
 
     @cached_property
     def _deviation(self) -> Floats:
-        return np.maximum(self.recording.every_state.std(0), _FEW)
+        deviation: Floats = np.maximum(self.recording.every_state.std(0), _FEW)
+        return deviation
 
     def _vectors(self, places: Sequence[int]) -> tuple[Floats, Floats]:
         keys = self.recording.reader.embodiment.state_keys

@@ -205,17 +205,22 @@ class OwnRows:
     @cached_property
     def deviation(self) -> Floats:
         """Return the deviation (A,) of recorded actions."""
-        return np.maximum(self.every.std(0), _FEW)
+        deviation: Floats = np.maximum(self.every.std(0), _FEW)
+        return deviation
 
     @property
     def by_number(self) -> Floats:
         """Return the mean error (A,) of the first planned action, in deviations."""
-        return np.abs(self.planned[:, 0] - self.recorded[:, 0]).mean(0) / self.deviation
+        return self._away(self.planned[:, 0])
 
     @property
     def of_mean(self) -> Floats:
         """Return the same of the mean action."""
-        return np.abs(self.every.mean(0) - self.recorded[:, 0]).mean(0) / self.deviation
+        return self._away(self.every.mean(0))
+
+    def _away(self, actions: Floats) -> Floats:
+        away: Floats = np.abs(actions - self.recorded[:, 0]).mean(0) / self.deviation
+        return away
 
     @property
     def error(self) -> float:

@@ -308,7 +308,7 @@ def environment_spec(env: str) -> EnvSpec:
     if colon:
         loaded = load_module(module, f"environment {shorten(env)}")
         if callable(maker := vars(loaded).get(name)):
-            name = f"{module.replace('.', '/')}/{name}"
+            name = f"{module.replace('.', '-')}/{name}"
             if name not in gym.registry:
                 gym.register(name, maker)
     try:

@@ -246,7 +246,8 @@ def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, 
 
 @pytest.mark.parametrize(("execute", "said"), [(None, ()), (3, ()), (8, ("execute 8, not 3",))])
 def test_rows_executed_of_each_plan_are_said_where_they_are_not_the_robots(execute, said):
-    spec = EvalSpec(env="dzrobot/point-v0", arguments={"resolution": 128})
+    protocol = PROTOCOLS["custom"]
+    spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0", arguments={"resolution": 128})
     policy = PolicySpec(name=str(default_checkpoint()), execute=execute)
     assert plan(EvaluationRequest(spec=spec, policy=policy)).changes == said
 
