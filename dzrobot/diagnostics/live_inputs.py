@@ -155,11 +155,19 @@ class LiveInputs:
         if np.median((np.abs(recorded - live) / self._deviation).max(1)) > variants.SAME_STATE:
             # Another motion shows other images: what repeats the actions tells.
             return ""
-        theirs, ours = self._views(range(len(self.rows)))
-        if variants.is_static(key, ours):
-            return "" if variants.is_static(key, theirs) else "the same image throughout"
+        if self._static(key, live=True):
+            return "" if self._static(key, live=False) else "the same image throughout"
+        _, ours = self._views(range(len(self.rows)))
         late = variants.late_by(key, [self._earlier(at) for at in rest], [ours[at] for at in rest])
         return f"{late} steps late" if late else ""
+
+    def _static(self, key: str, *, live: bool) -> bool:
+        """Return whether a view does not change within any episode."""
+        for ordinal in {row.ordinal for row in self.rows}:
+            places = [at for at, row in enumerate(self.rows) if row.ordinal == ordinal]
+            if not variants.is_static(key, self._views(places)[live]):
+                return False
+        return True
 
     def _earlier(self, at: int) -> list[Mapping[str, Image]]:
         """Return the recorded views of a row, and of those before it, newest first."""

@@ -7,6 +7,7 @@ of the last action does not serve: a policy that always succeeds is several time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ _FEW = 1e-3
 _VARIES = 0.05
 _MIRRORED = 0.5
 _ALIKE = 0.7
-_MORE = 0.3
 _CLEARLY = 0.8
 _SCALE = 0.4
 
@@ -66,7 +66,9 @@ class Recording:
         self.reader = reader
         """The dataset."""
 
-        usable = np.unique(reader.windows.episode).tolist()
+        failed = reader.catalog.left_out(reader.options.episodes)
+        numbers = enumerate(reader.catalog.episodes.index.tolist())
+        usable = [ordinal for ordinal, number in numbers if number not in failed]
         same = [one for one in usable if self.instruction(one) == task]
         self.ordinals: list[int] = (same or usable)[:episodes]
         """Which episodes, counted from 0."""
@@ -268,28 +270,29 @@ class OwnRows:
         return words if best.does_its_data and best.error < _CLEARLY * self.error else ""
 
     def _exchanged(self) -> Iterator[tuple[str, "OwnRows"]]:
-        """Yield the plan with every number taken from where it follows the recorded one best."""
-        table, said, planned = self.correlations, [], self.planned.copy()
-        for number in range(len(table)):
-            best = int(np.argmax(np.abs(table[:, number])))
-            follows, own = table[best, number], table[number, number]
-            if abs(follows) < _ALIKE or (best == number and own > 0):
-                continue
-            if best != number and abs(follows) < abs(own) + _MORE:
-                if own > -_ALIKE:
-                    continue
-                best, follows = number, own
-            sign = "minus " if follows < 0 else ""
-            said.append(f"action[{number}] of the data is {sign}action[{best}] of the policy")
-            planned[..., number] = np.sign(follows) * self.planned[..., best]
-        if said:
-            yield "; ".join(said), replace(self, planned=planned)
+        """Yield the plan with two numbers exchanged, three turned in a circle, or one negated."""
+        count = self.planned.shape[-1]
+        for number in range(count):
+            signs = np.where(np.arange(count) == number, -1, 1)
+            words = f"action[{number}] of the data is minus action[{number}] of the policy"
+            yield words, replace(self, planned=self.planned * signs)
+        circles: list[tuple[int, ...]] = [*combinations(range(count), 2)]
+        circles += [order for one in range(count - 2) for order in _circles(one)]
+        for circle in circles:
+            order = np.arange(count)
+            order[list(circle)] = [*circle[1:], circle[0]]
+            words = "; ".join(
+                f"action[{one}] of the data is action[{order[one]}] of the policy" for one in circle
+            )
+            yield words, replace(self, planned=self.planned[..., order])
 
     def _scaled(self) -> Iterator[tuple[str, "OwnRows"]]:
         """Yield the plan with numbers multiplied by what makes them as large as recorded ones."""
         ours, theirs, said = self.planned[:, 0], self.recorded[:, 0], []
         factors = (ours * theirs).sum(0) / np.maximum((ours**2).sum(0), _FEW**2)
-        sure = (np.diag(self.correlations) > _ALIKE) & (np.abs(np.log(np.abs(factors))) > _SCALE)
+        sure = (np.diag(self.correlations) > _ALIKE) & (
+            np.abs(np.log(np.maximum(np.abs(factors), _FEW))) > _SCALE
+        )
         for number in np.flatnonzero(sure):
             said.append(f"action[{number}] of the data is {factors[number]:.3g} times the policy's")
         if said:
@@ -321,6 +324,11 @@ def own_rows(
     return OwnRows(
         planned=np.stack(plans), recorded=np.stack([row.actions for row in rows]), every=every
     )
+
+
+def _circles(first: int) -> list[tuple[int, ...]]:
+    """Return both ways around three numbers that stand beside each other."""
+    return [(first, first + 1, first + 2), (first, first + 2, first + 1)]
 
 
 def _standard(values: NDArray[np.floating[Any]]) -> Floats:

@@ -33,7 +33,10 @@ from dzrobot.rollout.policy_spec import PolicySpec, ResolvedPolicy, load_policy
 ROWS = 24
 """Recorded rows that the policy is asked about."""
 
-LONGEST = 70
+LONGEST = 300
+"""Steps of an episode of which neither a recording nor its environment says how long it is."""
+
+EXPECTED = 70
 """Plans and replays that follow where there is an environment, about."""
 
 FEW_ROWS = 8
@@ -112,6 +115,9 @@ class PolicyCheckup:
 
     noise: float = 0.0
     """Deviation of what was added to executed actions, where the recording says so."""
+
+    longest: int = LONGEST
+    """Steps of an episode where no recording says it."""
 
     misfit: str = ""
     """Why what the environment shows cannot be given to the policy."""
@@ -344,7 +350,20 @@ class PolicyCheckup:
             # A policy that looks often enough may not mind.
             self._suspected = cause
         self._differences += [f"{one.what}: {one.found}" for one in named]
+        if success.verdict == "fail" and not fails_its_data:
+            return self._unlike(success.found)
         return self._weights() if fails_its_data else None
+
+    def _unlike(self, evidence: str) -> Verdict:
+        """Return why recorded actions do not do again what they did, where no motion tells."""
+        meaning = "recorded actions that mean something else than those of the environment"
+        other = "another simulator, controller or start than was recorded"
+        return Verdict(
+            causes=(meaning, other),
+            sentence=f"Either {meaning} or {other}: {evidence}, and the policy does its data; the "
+            "environment's attribute `hand` (a HandMotion) lets this command compare the motion "
+            "step by step, which tells.",
+        )
 
     def _weights(self) -> Verdict:
         """Return why a policy does not do its data, where nothing else explains it."""
@@ -426,7 +445,7 @@ class PolicyCheckup:
             steps = int(_LONGER * len(one.recording.actions))
             seed = one.recording.seed or 0
             found.append(Start(seed=seed, number=one.recording.start, steps=steps))
-        return found or [Start(seed=seed) for seed in range(STARTS)]
+        return found or [Start(seed=seed, steps=self.longest) for seed in range(STARTS)]
 
     def _left(self) -> Verdict:
         given = {"--env": self.bench, "--dataset": self.recording}

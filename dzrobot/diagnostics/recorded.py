@@ -14,7 +14,7 @@ from dzrobot.diagnostics.checkup import LOOKED_AT, Finding, examine
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.own_rows import Recording
-from dzrobot.diagnostics.policy_checkup import LONGEST, ROWS, PolicyCheckup
+from dzrobot.diagnostics.policy_checkup import EXPECTED, LONGEST, ROWS, PolicyCheckup
 from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError
@@ -30,6 +30,7 @@ from dzrobot.rollout.environment import (
     look_at,
     looking_at,
     needed_robot,
+    step_limit,
 )
 from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
@@ -232,22 +233,23 @@ def opened_checkup(  # noqa: PLR0913 - three things that may be missing
         reader = DatasetReader(catalog, found.robot, ReaderOptions(empty="count"))
         recording, noise = Recording(reader, facts.task, episodes), _noise(catalog)
         starts = list(read_episodes(catalog, found.robot, recording.ordinals, images=False))
-    done, expected = 0, ROWS + LONGEST * (env is not None)
+    done, expected = 0, ROWS + EXPECTED * (env is not None)
 
     def counted() -> None:
         nonlocal done
         done += 1
         show(done, max(done, expected), "plans and replays")
 
-    given, misfit, bench = dict(arguments), "", None
+    misfit, bench, longest = "", None, LONGEST
     with ExitStack() as held:
         if env is not None:
             given = environment_arguments(env, PROTOCOLS["custom"], found.robot, arguments)
+            longest = step_limit(env) or LONGEST
             misfit = _misfit(env, given, found.robot)
             bench = held.enter_context(Bench(env, given, found.robot, lambda *_: counted()))
         yield PolicyCheckup(
             found=found, recording=recording, facts=facts, bench=bench, episodes=starts,
-            noise=noise, misfit=misfit, count=counted,
+            noise=noise, misfit=misfit, longest=longest, count=counted,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Do a checkpoint's statistics belong to a dataset? Its bounds beside what is measured there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ OUTSIDE = 0.25
 """Distance of a checkpoint's bound from the data's, in widths, above which they are of others."""
 
 _NEAR = 0.3
+_FAR = 2.0
 _FEW = 1e-6
 
 
@@ -69,14 +70,16 @@ def match_statistics(checkpoint: Checkpoint, reader: DatasetReader) -> Statistic
     entry = measure([reader], robot)
     held = Statistics.from_metadata(checkpoint.metadata_file, robot)
     own = Statistics.from_metadata({robot.tag: entry}, robot)
-    apart, widths = [], []
+    apart: list[float] = []
+    widths: list[float] = []
     for part in _parts(robot):
         (low, high), (a, b) = (_bounds(one, part) for one in (held, own))
-        width = np.maximum(b - a, _FEW)
-        apart += [*np.abs(low - a) / width, *np.abs(high - b) / width]
-        widths += [*((high - low) / width)]
+        width = b - a
+        varies = width > _FEW
+        apart += [*_relative(low - a, width), *_relative(high - b, width)]
+        widths += [*((high - low)[varies] / width[varies])]
     return StatisticsMatch(
-        entry=entry, apart=float(np.median(apart)), width=float(np.median(widths)),
+        entry=entry, apart=_median(apart), width=_median(widths, 1.0),
         mode=_mode(robot, held, entry),
     )  # fmt: skip
 
@@ -85,7 +88,7 @@ def _mode(robot: Embodiment, held: Statistics, entry: Mapping[str, Any]) -> str:
     """Return which measures of the data the bounds are, where it is not those they are to be."""
     own = {"q99": "q01, q99", "min_max": "min, max"}[_parts(robot)[0].normalization]
     away = {
-        name: float(np.median(list(_away(robot, held, entry, name))))
+        name: float(np.minimum(list(_away(robot, held, entry, name)) or [0.0], _FAR).mean())
         for name in ("q01, q99", "min, max", "mean, std", "mean less and plus std")
     }
     best = min(away, key=lambda name: away[name])
@@ -102,10 +105,22 @@ def _away(
         if name == "mean less and plus std":
             a, b = table["mean"] - table["std"], table["mean"] + table["std"]
         else:
-            a, b = (table[one] for one in name.split(", "))
-        width = np.maximum(table["q99"] - table["q01"], _FEW)
-        yield from (np.abs(low - a) / width).ravel()
-        yield from (np.abs(high - b) / width).ravel()
+            # A lower bound above an upper one is refused: they can only be there in order.
+            a, b = np.sort([table[one] for one in name.split(", ")], axis=0)
+        width = table["q99"] - table["q01"]
+        yield from _relative(low - a, width)
+        yield from _relative(high - b, width)
+
+
+def _median(values: Sequence[float], otherwise: float = 0.0) -> float:
+    return float(np.median(values)) if values else otherwise
+
+
+def _relative(away: Floats, width: Floats) -> list[float]:
+    """Return distances (D,) in widths, of the numbers that vary."""
+    varies = width > _FEW
+    found: list[float] = (np.abs(away[varies]) / width[varies]).tolist()
+    return found
 
 
 def _parts(robot: Embodiment) -> list[Part]:
