@@ -163,7 +163,7 @@ def _dataset(arguments: argparse.Namespace, show: Show) -> Iterable[_Line]:
 
 
 def _policy(arguments: argparse.Namespace) -> int:
-    from dzrobot.diagnostics.recorded import opened_checkup
+    from dzrobot.diagnostics.policy_opening import opened_checkup
 
     named = arguments.checkpoint or arguments.policy or (REMOTE if arguments.server else "")
     if not named or (arguments.checkpoint and arguments.policy):

@@ -1,7 +1,6 @@
 """Recorded episodes, read so that a robot or simulator can repeat them, and their defects."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,28 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.diagnostics.checkup import LOOKED_AT, Finding, examine
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
-from dzrobot.diagnostics.own_rows import Recording
-from dzrobot.diagnostics.policy_checkup import EXPECTED, LONGEST, ROWS, PolicyCheckup
 from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, DatasetError, ProtocolError
+from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.progress import Show
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
-from dzrobot.rollout.environment import (
-    accepted,
-    check_fits,
-    environment_arguments,
-    look_at,
-    looking_at,
-    needed_robot,
-    step_limit,
-)
+from dzrobot.rollout.environment import accepted, look_at, needed_robot
 from dzrobot.rollout.facts import EnvironmentFacts
-from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
-from dzrobot.rollout.protocol import PROTOCOLS
 from dzrobot.training.data.claims import first_frame
 from dzrobot.training.data.column_mapping import (
     TASK_COLUMN,
@@ -44,7 +31,6 @@ from dzrobot.training.data.column_mapping import (
     resolve_vectors,
 )
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
-from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.video_decoding import Videos
 
@@ -195,72 +181,7 @@ def examine_dataset(
         yield from check_commands([one.recording for one in read], facts.hand)
         return
     with Bench(env, given, robot, show) as bench:
-        yield from examine(read, bench, robot, facts.hand, _noise(catalog))
-
-
-@contextmanager
-def opened_checkup(  # noqa: PLR0913 - three things that may be missing
-    spec: PolicySpec,
-    dataset: Path | None,
-    env: str | None,
-    arguments: Mapping[str, Any],
-    episodes: int,
-    show: Show,
-) -> Iterator[PolicyCheckup]:
-    """Yield the examination of a policy; nothing is measured yet.
-
-    Args:
-        spec: Which policy, and how it acts.
-        dataset: Folder of what it was trained on. None: what needs it is left out.
-        env: Where it acts. None: what needs it is left out.
-        arguments: Keyword arguments of the environment.
-        episodes: How many are looked at.
-        show: Takes the progress, in plans and replays.
-
-    Raises:
-        DzrobotError: one of them cannot be read or made, or the environment drives an arm.
-    """
-    facts = EnvironmentFacts() if env is None else look_at(env, None, arguments)
-    if facts.moves_an_arm:
-        raise ConfigError(
-            f"{env} drives an arm, and this command lets policies and recordings act: leave --env "
-            "out, and compare the recording with its arm by `dzrobot doctor data`"
-        )
-    found = resolve_policy(spec, facts.robot)
-    recording, starts, noise = None, [], 0.0
-    if dataset is not None:
-        catalog = DatasetCatalog.open(dataset)
-        reader = DatasetReader(catalog, found.robot, ReaderOptions(empty="count"))
-        recording, noise = Recording(reader, facts.task, episodes), _noise(catalog)
-        starts = list(read_episodes(catalog, found.robot, recording.ordinals, images=False))
-    done, expected = 0, ROWS + EXPECTED * (env is not None)
-
-    def counted() -> None:
-        nonlocal done
-        done += 1
-        show(done, max(done, expected), "plans and replays")
-
-    misfit, bench, longest = "", None, LONGEST
-    with ExitStack() as held:
-        if env is not None:
-            given = environment_arguments(env, PROTOCOLS["custom"], found.robot, arguments)
-            longest = step_limit(env) or LONGEST
-            misfit = _misfit(env, given, found.robot)
-            bench = held.enter_context(Bench(env, given, found.robot, lambda *_: counted()))
-        yield PolicyCheckup(
-            found=found, recording=recording, facts=facts, bench=bench, episodes=starts,
-            noise=noise, misfit=misfit, longest=longest, count=counted,
-        )  # fmt: skip
-
-
-def _misfit(env: str, given: Mapping[str, Any], robot: Embodiment) -> str:
-    """Return why a policy of ``robot`` cannot act in an environment; empty: it can."""
-    with looking_at(env, None, given) as made:
-        try:
-            check_fits(env, made, robot, needed=robot.observation_keys)
-        except (ProtocolError, ConfigError) as error:
-            return str(error)
-    return ""
+        yield from examine(read, bench, robot, facts.hand, noise_of(catalog))
 
 
 def _in_its_size(catalog: DatasetCatalog, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,7 +254,7 @@ def _rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> Iterator[Finding]
         )  # fmt: skip
 
 
-def _noise(catalog: DatasetCatalog) -> float:
+def noise_of(catalog: DatasetCatalog) -> float:
     """Return the noise on executed actions, where the dataset was collected by this package."""
     path = catalog.root / PLAN_FILE
     return read_json(path, _Collected, DatasetError).noise if path.exists() else 0.0
