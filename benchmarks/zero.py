@@ -36,6 +36,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
 
 VIEWS = ("video.image", "video.wrist_image")
+ROBOT = ("--embodiment", "libero_mini")
 STATE, TASK = "state.state", "annotation.task"
 
 
@@ -375,7 +376,7 @@ def command(fault: Fault, data: Path, work: Path) -> list[str]:
             rewrite(data, folder, ROWS[name]),
         )
     elif name == "policy turns its images":
-        policy = ["--policy", "benchmarks.zero:blindfold"]
+        policy = ["--policy", "benchmarks.zero:blindfold", *ROBOT]
     elif name in (*STATISTICS, "random weights", "another task's checkpoint"):
         policy = ["--checkpoint", str(edited(folder, name)), "--solver-steps", "4"]
     elif name == "whole plan executed":
@@ -414,7 +415,8 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     file, began = given.output / "zero.jsonl", time.monotonic()
     lines = file.read_text().splitlines() if file.exists() else []
-    done = {json.loads(line)["fault"] for line in lines}
+    found_before = map(json.loads, lines)
+    done = {one["fault"] for one in found_before if one["verdict"] != "not run"}
     for fault in FAULTS:
         unwanted = given.only is not None and fault.name not in given.only
         if fault.name in done or unwanted or time.monotonic() - began > given.seconds:

@@ -40,7 +40,7 @@ EXPECTED = 70
 """Plans and replays that follow where there is an environment, about."""
 
 FEW_ROWS = 8
-"""Of these, those on which it is tried what mends it."""
+"""How many of them try what mends it."""
 
 MATTERS = 1.4
 """Error with a live key over that with the recorded one from which the difference matters."""
