@@ -372,7 +372,7 @@ def command(fault: Fault, data: Path, work: Path) -> list[str]:
     if name in ROWS:
         number = list(ROWS).index(name)
         policy, data = (
-            ["--policy", f"benchmarks.zero:policy_{number}"],
+            ["--policy", f"benchmarks.zero:policy_{number}", *ROBOT],
             rewrite(data, folder, ROWS[name]),
         )
     elif name == "policy turns its images":
