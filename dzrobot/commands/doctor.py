@@ -21,7 +21,7 @@ from dzrobot.progress import Show, progress_bar
 from dzrobot.rollout.policy_spec import REMOTE
 
 if TYPE_CHECKING:
-    from dzrobot.diagnostics.policy_checkup import Measurement, Verdict
+    from dzrobot.diagnostics.policy_checkup import CheckupLine, Verdict
 
 _JOINTS = 7
 
@@ -178,7 +178,7 @@ def _policy(arguments: argparse.Namespace) -> int:
     return _concluded(checkup.verdict, lines, as_json=arguments.json)
 
 
-def _concluded(verdict: "Verdict", lines: "list[Measurement]", *, as_json: bool) -> int:
+def _concluded(verdict: "Verdict", lines: "list[CheckupLine]", *, as_json: bool) -> int:
     """Print what came of a policy's examination, and return the exit code."""
     code = 1 if verdict.causes else 0 if verdict.judged else 3
     if as_json:

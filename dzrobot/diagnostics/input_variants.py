@@ -273,7 +273,11 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
         if off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
             return f"hold {words} what was recorded"
     others = [
-        (off(sign * recorded[:, j], scale[j]), f"hold {'minus ' if sign < 0 else ''}recorded {j}")
+        (
+            # Within this number's deviation: one that varies more fits a lot by chance.
+            off(sign * recorded[:, j], min(scale[j], scale[number])),
+            f"hold {'minus ' if sign < 0 else ''}recorded {j}",
+        )
         for j, sign in product(range(recorded.shape[1]), (1, -1))
         if j != number
     ]

@@ -19,7 +19,7 @@ from dzrobot.diagnostics.checkup import Finding, check_motion, check_success
 from dzrobot.diagnostics.conventions import UNCHANGED
 from dzrobot.diagnostics.live_inputs import EPISODES, LiveInputs
 from dzrobot.diagnostics.motion import Bench, RecordedStart
-from dzrobot.diagnostics.own_rows import Asked, Change, OwnRows, Recording, Row, own_rows
+from dzrobot.diagnostics.own_rows import Asked, Change, Moment, OwnRows, Recording, own_rows
 from dzrobot.diagnostics.statistics_match import StatisticsMatch, match_statistics
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError
@@ -61,7 +61,7 @@ _RATE = "frame rate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class CheckupLine:
     """One line of the table."""
 
     step: str
@@ -91,7 +91,7 @@ class Verdict:
     """Whether enough was measured to say that there is no cause."""
 
 
-Step = Generator[Measurement, None, Verdict | None]
+Step = Generator[CheckupLine, None, Verdict | None]
 
 
 @dataclass(kw_only=True)
@@ -135,7 +135,7 @@ class PolicyCheckup:
     _plans: int = field(default=0, init=False)
     _told: int = field(default=0, init=False)
 
-    def run(self) -> Iterator[Measurement]:
+    def run(self) -> Iterator[CheckupLine]:
         """Yield what is measured; the first certain cause ends it.
 
         Raises:
@@ -197,7 +197,7 @@ class PolicyCheckup:
         for what, held, other in differences(checkpoint.passport, wanted):
             yield f"{what}: trained with {str(held)[:12]}, now {str(other)[:12]}"
 
-    def _said(self) -> Iterator[Measurement]:
+    def _said(self) -> Iterator[CheckupLine]:
         task, own = self.facts.task, self.found.robot.timing.control_hz
         if self.recording is not None:
             catalog = self.recording.reader.catalog
@@ -215,7 +215,7 @@ class PolicyCheckup:
                 words = f"{mine}, and {theirs} unless something is said"
                 yield self._line("files", name, words, differs=mine != theirs)
 
-    def _rate(self, what: str, there: float, own: float) -> Measurement:
+    def _rate(self, what: str, there: float, own: float) -> CheckupLine:
         other = abs(there - own) > RATE_TOLERANCE * own
         words = f"{there:g} per second, the policy's robot has {own:g}"
         return self._line("files", what, words, differs=other)
@@ -246,7 +246,7 @@ class PolicyCheckup:
             return None
         return (yield from self._with_other_images(self.recording, few))
 
-    def _with_own_statistics(self, recording: Recording, rows: Sequence[Row]) -> Step:
+    def _with_own_statistics(self, recording: Recording, rows: Sequence[Moment]) -> Step:
         match, checkpoint = self._statistics, self.found.checkpoint
         if match is None or checkpoint is None or not match.differs or checkpoint.own_passport:
             # A passport says which statistics it was trained with, and these are they.
@@ -270,7 +270,7 @@ class PolicyCheckup:
             "`dzrobot stats` measures them",
         )
 
-    def _with_other_images(self, recording: Recording, rows: Sequence[Row]) -> Step:
+    def _with_other_images(self, recording: Recording, rows: Sequence[Moment]) -> Step:
         before = own_rows(self.asked, rows, recording.every_action)
         tried = {
             words: own_rows(self.asked, rows, recording.every_action, change)
@@ -471,10 +471,10 @@ class PolicyCheckup:
     def _line(
         self, step: str, what: str, found: str, *, differs: bool | None = None,
         matters: bool | None = None,
-    ) -> Measurement:  # fmt: skip
+    ) -> CheckupLine:  # fmt: skip
         """Return a line, with the time and the plans since the last one."""
         now = time.perf_counter()
-        line = Measurement(
+        line = CheckupLine(
             step=step, what=what, found=found, differs=differs, matters=matters,
             seconds=now - self._since, plans=self._plans - self._told,
         )  # fmt: skip
