@@ -9,7 +9,7 @@ import numpy as np
 from dzrobot.diagnostics import input_variants as variants
 from dzrobot.diagnostics.input_variants import Floats, Image
 from dzrobot.diagnostics.motion import Bench, RecordedStart
-from dzrobot.diagnostics.own_rows import Asked, Moment, Recording, own_rows
+from dzrobot.diagnostics.own_rows import Asked, DataRow, Recording, own_rows
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.modality.window import Observation
 
@@ -38,7 +38,7 @@ class LiveInputs:
     """Recorded rows, and what was seen there."""
 
     recording: Recording
-    rows: Sequence[Moment]
+    rows: Sequence[DataRow]
     live: Sequence[Observation]
     """One for each row."""
 
@@ -56,7 +56,7 @@ class LiveInputs:
         hand: HandMotion | None,
     ) -> "LiveInputs":
         """Return what is seen while the actions of ``episodes`` are repeated."""
-        rows: list[Moment] = []
+        rows: list[DataRow] = []
         live: list[Observation] = []
         known = all(one.start_known for one in episodes)
         for one in episodes[: EPISODES if known else None]:

@@ -39,7 +39,7 @@ _SCALE = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class DataRow:
     """One recorded moment."""
 
     ordinal: int
@@ -118,7 +118,7 @@ class Recording:
         clips = {key: self.reader.frames(ordinal, one, rows) for key, one in views.items()}
         return [{key: clip[at] for key, clip in clips.items()} for at in range(len(rows))]
 
-    def rows(self, ordinal: int, numbers: Sequence[int]) -> list[Moment]:
+    def rows(self, ordinal: int, numbers: Sequence[int]) -> list[DataRow]:
         """Return some rows of an episode, as a policy is given them."""
         robot, values = self.reader.embodiment, self._values[ordinal]
         actions, found = self.actions(ordinal), []
@@ -131,11 +131,13 @@ class Recording:
             }
             after = np.minimum(np.arange(number, number + horizon), len(actions) - 1)
             found.append(
-                Moment(ordinal=ordinal, row=number, observation=observation, actions=actions[after])
+                DataRow(
+                    ordinal=ordinal, row=number, observation=observation, actions=actions[after]
+                )
             )
         return found
 
-    def sample(self, count: int) -> list[Moment]:
+    def sample(self, count: int) -> list[DataRow]:
         """Return ``count`` rows from all episodes, drawn by a generator of their own."""
         draw = numpy_generator("doctor rows", 0)
         share = np.array_split(np.arange(count), len(self.ordinals))
@@ -309,7 +311,7 @@ class OwnRows:
 
 
 def own_rows(
-    asked: Asked, rows: Sequence[Moment], every: Floats, change: Change | None = None
+    asked: Asked, rows: Sequence[DataRow], every: Floats, change: Change | None = None
 ) -> OwnRows:
     """Return what a policy plans on recorded rows.
 

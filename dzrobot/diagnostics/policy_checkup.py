@@ -19,7 +19,7 @@ from dzrobot.diagnostics.checkup import Finding, check_motion, check_success
 from dzrobot.diagnostics.conventions import UNCHANGED
 from dzrobot.diagnostics.live_inputs import EPISODES, LiveInputs
 from dzrobot.diagnostics.motion import Bench, RecordedStart
-from dzrobot.diagnostics.own_rows import Asked, Change, Moment, OwnRows, Recording, own_rows
+from dzrobot.diagnostics.own_rows import Asked, Change, DataRow, OwnRows, Recording, own_rows
 from dzrobot.diagnostics.statistics_match import StatisticsMatch, match_statistics
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError
@@ -210,8 +210,10 @@ class PolicyCheckup:
             yield self._rate("rate", self.facts.control_hz, own)
         if self.found.checkpoint is not None:
             given, usual = self.found.acting, self._usual
-            for name in ("execute", "history"):
-                mine, theirs = getattr(given, name), getattr(usual, name)
+            for name, mine, theirs in (
+                ("execute", given.execute, usual.execute),
+                ("history", given.history, usual.history),
+            ):
                 words = f"{mine}, and {theirs} unless something is said"
                 yield self._line("files", name, words, differs=mine != theirs)
 
@@ -246,7 +248,7 @@ class PolicyCheckup:
             return None
         return (yield from self._with_other_images(self.recording, few))
 
-    def _with_own_statistics(self, recording: Recording, rows: Sequence[Moment]) -> Step:
+    def _with_own_statistics(self, recording: Recording, rows: Sequence[DataRow]) -> Step:
         match, checkpoint = self._statistics, self.found.checkpoint
         if match is None or checkpoint is None or not match.differs or checkpoint.own_passport:
             # A passport says which statistics it was trained with, and these are they.
@@ -270,7 +272,7 @@ class PolicyCheckup:
             "`dzrobot stats` measures them",
         )
 
-    def _with_other_images(self, recording: Recording, rows: Sequence[Moment]) -> Step:
+    def _with_other_images(self, recording: Recording, rows: Sequence[DataRow]) -> Step:
         before = own_rows(self.asked, rows, recording.every_action)
         tried = {
             words: own_rows(self.asked, rows, recording.every_action, change)
@@ -423,7 +425,7 @@ class PolicyCheckup:
             for frames in dict.fromkeys([usual.history, RECENT_FRAMES])
         ]
         for name, value, other in tried:
-            held = getattr(given, name)
+            held = given.execute if name == "execute" else given.history
             if value == held:
                 continue
             won = trials.won(self._load(replace(self.found, spec=other)).policy)
