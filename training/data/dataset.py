@@ -17,7 +17,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import padded_actions
 from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, counted, find, preview
-from dzrobot.files import cache_folder, one_at_a_time, replacing
+from dzrobot.files import cache_folder, one_at_a_time, replacing, spare_cache
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.claims import Claims
@@ -85,8 +85,8 @@ class ReaderOptions:
 
     def folder(self, catalog: DatasetCatalog) -> Path:
         """Return where what is derived from ``catalog`` is kept."""
-        base = self.cache or cache_folder()
-        return Path(base) / "datasets" / catalog.identity[:24]
+        folder = Path(self.cache or cache_folder()) / "datasets" / catalog.identity[:24]
+        return spare_cache(folder, DatasetError)
 
 
 @dataclass(frozen=True)
