@@ -33,6 +33,15 @@ def test_standard_is_every_start_of_every_task_once(suite):
     assert (STANDARD.settle_steps, STANDARD.history, STANDARD.stop_at_success) == (10, None, True)
 
 
+@pytest.mark.parametrize("steps", [0, 5, 15])
+def test_other_steps_to_settle_are_a_departure(steps):
+    """Objects bounce where a scene had no time to settle: such a score is another one's."""
+    spec = EvalSpec(
+        protocol=STANDARD, suites=("libero_spatial",), arguments={"settle_steps": steps}
+    )
+    assert f"settle_steps={steps}" in spec.changes
+
+
 def test_rlinf_since_june_is_every_start_once_without_memory():
     cases = plan_episodes(EvalSpec(protocol=RLINF, suites=("libero_spatial",)))
     assert starts(cases) == [("libero_spatial", task, k) for task in range(10) for k in range(50)]
