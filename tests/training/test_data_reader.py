@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+import tempfile
 
 import av
 import numpy as np
@@ -333,3 +334,12 @@ def test_torchcodec_gives_the_same_frames(recorded):
     numbers = [0, 3, 9, 10, 24, 2]
     ours, theirs = PyAvDecoder(path, table), TorchcodecDecoder(path, table)
     np.testing.assert_array_equal(ours.frames(numbers), theirs.frames(numbers))
+
+
+def test_a_dataset_is_read_where_the_cache_cannot_be_written(recorded, tmp_path, monkeypatch):
+    """As with a home that is mounted read-only; a file in its place stops even root."""
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "home/.cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert len(DatasetReader(recorded["v2.1 h264"], ROBOT))
+    assert next(tmp_path.glob("dzrobot-*/*/*"))
