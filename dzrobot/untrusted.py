@@ -174,7 +174,8 @@ class _PickledType:
     """Stands for NumPy's description of a number."""
 
     def __init__(self, name: str, *_: Any) -> None:
-        self._name, self._order = name, "="
+        self._name = name
+        self._order: Any = "="
 
     def __setstate__(self, state: Any) -> None:
         self._order = str(state[1])

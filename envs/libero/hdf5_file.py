@@ -197,7 +197,8 @@ class Hdf5Table:
 
     def _stored(self) -> int:
         """Return the bytes that the file has for it: what its index says may be anything."""
-        return min(self._dataset.id.get_storage_size(), self._path.stat().st_size)
+        stored: int = self._dataset.id.get_storage_size()
+        return min(stored, self._path.stat().st_size)
 
     @property
     def row_bytes(self) -> int:

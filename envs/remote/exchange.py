@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from websockets.typing import Subprotocol
 
 from dzrobot.documents import shorten, validated
-from dzrobot.embodiments.action_conventions import ActionFrame, HandMotion, RotationForm
-from dzrobot.embodiments.spec import Embodiment
+from dzrobot.embodiments.action_conventions import HandMotion, RotationForm
+from dzrobot.embodiments.spec import ActionFrame, Embodiment
 from dzrobot.envs.spaces import Instruction
 from dzrobot.errors import ProtocolError
 from dzrobot.untrusted import parsing
@@ -168,9 +168,11 @@ def read_hand(given: Mapping[str, Any] | None) -> HandMotion | None:
     if given is None:
         return None
     hand = validated(given, _Hand, "the server's description of the hand", ProtocolError)
-    return HandMotion(
-        **{k: slice(*v) if isinstance(v, tuple) else v for k, v in vars(hand).items()}
-    )
+    fields: dict[str, Any] = {
+        name: slice(*value) if isinstance(value, tuple) else value
+        for name, value in vars(hand).items()
+    }
+    return HandMotion(**fields)
 
 
 def write_value(value: object, place: str) -> Any:

@@ -94,8 +94,8 @@ def read_parts(kept: EpisodePredictions, path: Path) -> Iterator[tuple[Image, Im
     remedy = (
         "remove it and the .json beside it, and the report leaves this episode's predictions out"
     )
-    whole = parsing(str(path), ProtocolError, "is not a readable video", remedy)
-    with whole, av.open(str(path)) as container:
+    guard = parsing(str(path), ProtocolError, "is not a readable video", remedy)
+    with guard, av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     sizes = {frame.shape for frame in frames}
     unlike = len(sizes) > 1 or any(height % 2 for height, _, _ in sizes)
