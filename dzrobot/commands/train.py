@@ -122,7 +122,10 @@ def _measure(metadata: Path, plan: SourcePlan, config: SFTConfig) -> None:
         print(f"statistics: {metadata}, measured before")
         return
     data = config.data
-    options = ReaderOptions(damaged=data.on_corrupt, images=False, episodes=data.episodes)
+    # With its films, so that only what can be trained on is measured.
+    options = ReaderOptions(
+        decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes
+    )
     readers = [DatasetReader(path, plan.embodiment, options) for path in plan.paths]
     with progress_bar("measuring statistics") as advance:
         entry = measure(

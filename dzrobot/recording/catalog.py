@@ -38,6 +38,9 @@ from dzrobot.recording.formats import (
 _SAMPLED_FOOTERS = 64
 _FOOTER_BYTES = 8192
 
+_UNPLACED = "what meta/episodes says of {prefix} (chunk_index, file_index or times)"
+"""Stands for the file of an episode where the list of a v3.0 folder lacks a value; is missing."""
+
 CAMERA_KINDS = ("image", "video")
 
 FAILED, ALONE = "marked as failures", "without an intervention"
@@ -52,7 +55,7 @@ class VideoPlace:
     """Where the frames of every episode lie, for one camera."""
 
     files: NDArray[np.int64]
-    """(episodes, 2): chunk and file number of v3.0; unused before."""
+    """(episodes, 2): chunk and file number of v3.0, -1 where the list lacks one; unused before."""
 
     start_s: NDArray[np.float64]
     """(episodes,): time of the first frame within the file, in seconds."""
@@ -65,7 +68,7 @@ class Episodes:
     index: NDArray[np.int64]
     length: NDArray[np.int64]
     data_files: NDArray[np.int64]
-    """(episodes, 2): chunk and file number of v3.0; unused before."""
+    """(episodes, 2): chunk and file number of v3.0, -1 where the list lacks one; unused before."""
 
     videos: Mapping[str, VideoPlace]
 
@@ -109,6 +112,9 @@ class DatasetCatalog:
     sizes: Mapping[str, int]
     """Bytes of every data and video file, by path below the root."""
 
+    changed: Mapping[str, int]
+    """When each of them was changed last, in ns."""
+
     notes: tuple[str, ...]
     """What is odd about the folder, and how it is read nevertheless."""
 
@@ -133,6 +139,7 @@ class DatasetCatalog:
                 f"{counted(lacking, 'episode')} cannot be used; a recorder that was killed leaves "
                 "it so (LeRobot: finalize()), and so does a download of a part"
             )
+        found = dict(_found_files(root, (info.data_path, template)))
         recording = root / formats.RECORDING
         writer = read_json(recording, Writer, DatasetError) if recording.exists() else Writer()
         return cls(
@@ -148,7 +155,8 @@ class DatasetCatalog:
             uncommitted=uncommitted,
             templates={"data": info.data_path, "video": template},
             chunk_size=info.chunks_size,
-            sizes=dict(_sizes(root, (info.data_path, template))),
+            sizes={name: state.st_size for name, state in found.items()},
+            changed={name: state.st_mtime_ns for name, state in found.items()},
             notes=(*notes, *more),
         )
 
@@ -224,12 +232,17 @@ class DatasetCatalog:
         """Return, by ordinal, the files needed for ``cameras`` that are absent or empty."""
         videos = [name for name in cameras if self.features[name].dtype == "video"]
         faults: dict[int, list[str]] = {}
-        for ordinal in range(len(self.episodes)):
-            needed = [self.data_file(ordinal), *(self.video_file(ordinal, key) for key in videos)]
-            absent = [name for name in needed if not self.sizes.get(name)]
-            if absent:
-                faults[ordinal] = absent
-        return faults
+        for needed in (self.files("data"), *(self.files("video", key) for key in videos)):
+            for ordinal, name in enumerate(needed):
+                if not self.sizes.get(name):
+                    faults.setdefault(ordinal, []).append(name)
+        return dict(sorted(faults.items()))
+
+    def files(self, kind: str, camera: str | None = None) -> list[str]:
+        """Return the file of every episode, below the root; ``kind`` is ``data`` or ``video``."""
+        place = self.episodes.videos.get(camera or "")
+        files = self.episodes.data_files if place is None else place.files
+        return [self._path(kind, at, files, camera) for at in range(len(self.episodes))]
 
     def _path(
         self, kind: str, ordinal: int, files: NDArray[np.int64], camera: str | None = None
@@ -238,6 +251,8 @@ class DatasetCatalog:
         if template is None:
             raise DatasetError(f"{self.root / formats.INFO} gives no {kind}_path")
         number = int(self.episodes.index[ordinal])
+        if files[ordinal, 0] < 0:
+            return _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
         return template.format(
             episode_chunk=number // self.chunk_size,
             episode_index=number,
@@ -305,15 +320,18 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
     return Episodes(
         index=lists.integers("episode_index")[order],
         length=lists.integers("length", LONGEST_EPISODE)[order],
-        data_files=lists.files("data")[order],
-        videos={
-            name: VideoPlace(
-                files=lists.files(f"videos/{name}")[order],
-                start_s=lists.seconds(f"videos/{name}/from_timestamp")[order],
-            )
-            for name in info.videos
-        },
+        data_files=lists.known_files("data")[order],
+        videos={name: _video_place(lists, f"videos/{name}", order) for name in info.videos},
     )
+
+
+def _video_place(lists: ListTable, prefix: str, order: NDArray[np.int64]) -> VideoPlace:
+    begins = f"{prefix}/from_timestamp"
+    files = lists.known_files(prefix, begins)
+    start_s = np.zeros(len(files))
+    known = files[:, 0] >= 0
+    start_s[known] = ListTable(lists.table.filter(pa.array(known)), lists.where).seconds(begins)
+    return VideoPlace(files[order], start_s[order])
 
 
 def _modality(root: Path) -> tuple[Modality | None, list[str]]:
@@ -429,7 +447,9 @@ def episode_facts(root: Path) -> dict[int, EpisodeFacts]:
     return {row.episode_index: row for row in rows}
 
 
-def _sizes(root: Path, templates: Sequence[str | None]) -> Iterator[tuple[str, int]]:
+def _found_files(
+    root: Path, templates: Sequence[str | None]
+) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every data and video file; broken and circular links are left out."""
     seen: set[tuple[int, int]] = set()
     named = [template.partition("/")[0] for template in templates if template]
@@ -454,7 +474,7 @@ def _sizes(root: Path, templates: Sequence[str | None]) -> Iterator[tuple[str, i
             if S_ISDIR(there.st_mode):
                 folders.append(f"{name}/{entry.name}")
             elif S_ISREG(there.st_mode):
-                yield f"{name}/{entry.name}", there.st_size
+                yield f"{name}/{entry.name}", there
 
 
 def listed_colors(catalog: DatasetCatalog, camera: str) -> dict[int, NDArray[np.float64]]:

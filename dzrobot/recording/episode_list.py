@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dzrobot.documents import validated
-from dzrobot.errors import DatasetError, preview, printable
+from dzrobot.errors import DatasetError, counted, preview, printable
 from dzrobot.files import stand_in, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.column_statistics import ColumnStatistics
@@ -231,7 +231,9 @@ class ListTable:
 
     def integers(self, name: str, most: int = 10**9) -> NDArray[np.int64]:
         """Return a column of whole numbers from 0 to ``most``, (rows,)."""
-        column = self._column(name)
+        return self._whole(self._column(name), name, most)
+
+    def _whole(self, column: pa.ChunkedArray, name: str, most: int) -> NDArray[np.int64]:
         if not pa.types.is_integer(column.type):
             raise DatasetError(f"{self.where}: {name} is {column.type}, allowed are whole numbers")
         values: NDArray[np.int64] = column.cast(pa.int64(), safe=False).to_numpy()
@@ -261,6 +263,27 @@ class ListTable:
         """Return the chunk and file numbers under ``prefix``, (rows, 2)."""
         return np.stack([self.integers(f"{prefix}/{name}") for name in IN_FILE], axis=1)
 
+    def known_files(self, prefix: str, *times: str) -> NDArray[np.int64]:
+        """Return chunk and file numbers as :meth:`files` does, -1 where the list lacks a value.
+
+        Args:
+            prefix: Which kind of file.
+            times: Columns whose values are needed too.
+        """
+        names = [*(f"{prefix}/{name}" for name in IN_FILE), *times]
+        columns = [self._single(name) for name in names]
+        known = np.ones(len(self.table), bool)
+        for column in columns:
+            known &= column.is_valid().to_numpy() & ~_not_a_number(column)
+        files = np.full((len(self.table), 2), -1, np.int64)
+        for at, (name, column) in enumerate(zip(names[:2], columns[:2], strict=True)):
+            told = column.filter(pa.array(known))
+            # Pandas makes a column with gaps one of floats.
+            if pa.types.is_floating(column.type) and _all_whole(told):
+                told = told.cast(pa.int64())
+            files[known, at] = self._whole(told, name, 10**9)
+        return files
+
     def texts(self, name: str) -> list[str]:
         """Return a column of texts."""
         column = self._column(name)
@@ -269,15 +292,33 @@ class ListTable:
         return list(column.to_pylist())
 
     def _column(self, name: str) -> pa.ChunkedArray:
+        column = self._single(name)
+        if column.null_count:
+            rows = np.flatnonzero(column.is_null().to_numpy())
+            raise DatasetError(
+                f"{self.where}: {name} has {counted(len(rows), 'empty row')}, the first is row "
+                f"{rows[0]}: write the value into the list, or take the row out of it"
+            )
+        return column
+
+    def _single(self, name: str) -> pa.ChunkedArray:
         if self.table.column_names.count(name) != 1:
             raise DatasetError(
                 f"{self.where}: there is not one column {name!r}; it has "
                 f"{preview(self.table.column_names, 20)}"
             )
-        column = self.table.column(name)
-        if column.null_count:
-            raise DatasetError(f"{self.where}: {name} has {column.null_count} empty rows")
-        return column
+        return self.table.column(name)
+
+
+def _not_a_number(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    if not pa.types.is_floating(column.type):
+        return np.zeros(len(column), bool)
+    return np.isnan(column.to_numpy())
+
+
+def _all_whole(column: pa.ChunkedArray) -> bool:
+    values = column.to_numpy()
+    return bool((values == np.round(values)).all())
 
 
 def append_row(rows: pa.Table | None, row: dict[str, Any]) -> pa.Table:

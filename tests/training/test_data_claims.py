@@ -535,8 +535,9 @@ def test_tables_from_headers_are_those_of_the_packets(tmp_path):
     for number, options in enumerate(CODECS):
         path = tmp_path / f"{number}.mp4"
         film(path, clips(0, [1]), **options)
-        header, packets = _from_header(path), _from_packets(path)
-        assert header is not None
+        found, packets = _from_header(path), _from_packets(path)
+        assert found is not None
+        header, _ = found
         for name in ("pts", "key_frames", "key_pts", "key_dts"):
             np.testing.assert_array_equal(getattr(header, name), getattr(packets, name), name)
         assert header.seconds_per_tick == pytest.approx(packets.seconds_per_tick)

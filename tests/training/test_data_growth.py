@@ -9,7 +9,7 @@ import pytest
 from data_worlds import ROBOT, record
 
 from dzrobot.recording import consolidate
-from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data import DatasetReader, ReaderOptions, claims, films
 from dzrobot.training.data.columns import _Builder
 from dzrobot.training.data.films import FrameTable
 from dzrobot.training.data.video_decoding import PyAvDecoder
@@ -77,13 +77,14 @@ def test_one_process_of_a_node_copies_and_the_others_take_what_it_made(tmp_path,
 def test_the_frame_table_of_a_shared_video_is_read_once_for_each_camera(tmp_path, monkeypatch):
     path = record(tmp_path / "set", lengths=(20,) * 4, version="v3.0", video=True)
     consolidate(path)
-    read, plain = [], FrameTable.of
+    read, plain = [], films.read_film
 
     def counted(file, folder):
         read.append(file)
         return plain(file, folder)
 
-    monkeypatch.setattr(FrameTable, "of", counted)
+    for module in (films, claims):
+        monkeypatch.setattr(module, "read_film", counted)
     for _ in range(2):
         assert DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache")).faults() == []
     assert len(read) == len(set(read)) == len(ROBOT.views)

@@ -14,7 +14,7 @@ only where these agree, so that no row ever gets another row's picture:
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from dzrobot.files import replacing
 from dzrobot.recording.catalog import DatasetCatalog, listed_colors
 from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
-from dzrobot.training.data.films import FrameTable, Ints, mean_colors
+from dzrobot.training.data.films import Ints, mean_colors, read_film
 from dzrobot.training.data.video_decoding import DECODERS, Decoder
 
 _FORMAT = 1
@@ -97,13 +97,15 @@ class Claims:
         done, every = 0, sum(map(len, films.values()))
         for camera, names in films.items():
             alike: dict[str, list[list[int]]] = {}
+            size = frame_size(catalog, camera)
             for name, ordinals in names.items():
-                film = _Film(catalog, camera, name, np.array(ordinals), cache)
-                content = film.claim(claims, DECODERS[decoder])
+                film = _Film(catalog, camera, name, np.array(ordinals), size)
+                content = film.claim(claims, DECODERS[decoder], cache)
                 alike.setdefault(content, []).append(film.episodes)
                 done += 1
                 if progress and (done % 64 == 0 or done == every):
                     progress(done, every)
+            claims.notes += _in_no_list(catalog, camera, names)
             claims.copies += [each for key, each in alike.items() if key and len(each) > 1]
         if file is not None:
             claims._write(file)
@@ -131,9 +133,27 @@ class Claims:
 def _films(catalog: DatasetCatalog, camera: str) -> dict[str, list[int]]:
     """Return the episodes of every film, by name, as ordinals."""
     films: dict[str, list[int]] = {}
-    for ordinal in range(len(catalog.episodes)):
-        films.setdefault(catalog.video_file(ordinal, camera), []).append(ordinal)
+    for ordinal, name in enumerate(catalog.files("video", camera)):
+        films.setdefault(name, []).append(ordinal)
     return films
+
+
+def _in_no_list(
+    catalog: DatasetCatalog, camera: str, films: Mapping[str, list[int]]
+) -> Iterator[str]:
+    """Yield what is odd where several episodes share films and others have no episode."""
+    if len(films) == len(catalog.episodes) or not films:
+        return
+    folder = next(iter(films)).partition("/")[0]
+    spare = [
+        name for name in catalog.sizes
+        if name.startswith(f"{folder}/") and camera in name and name not in films
+    ]  # fmt: skip
+    if spare:
+        yield (
+            f"{counted(len(spare), 'film')} of {camera} belong to no episode of the list: "
+            f"{preview(spare)}; if they are, the list names the wrong files"
+        )
 
 
 def _key(
@@ -146,26 +166,18 @@ def _key(
     for camera, names in films.items():
         place = episodes.videos.get(camera)
         digest.update(camera.encode() + (b"" if place is None else place.start_s.tobytes()))
-        for name in names:
-            digest.update(f"{name} {_stamp(catalog.root / name)}".encode())
+        stamps = [f"{name} {catalog.sizes.get(name)} {catalog.changed.get(name)}" for name in names]
+        digest.update("\n".join(stamps).encode())
     return digest.hexdigest()[:24]
-
-
-def _stamp(path: Path) -> str:
-    try:
-        stat = path.stat()
-    except OSError:
-        return "absent"
-    return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
 class _Film:
     """One file, and the episodes that claim a part of it."""
 
     def __init__(
-        self, catalog: DatasetCatalog, camera: str, name: str, ordinals: Ints, cache: Path | None
+        self, catalog: DatasetCatalog, camera: str, name: str, ordinals: Ints, size: tuple[int, int]
     ) -> None:
-        self._catalog, self._camera, self._name, self._cache = catalog, camera, name, cache
+        self._catalog, self._camera, self._name, self._size = catalog, camera, name, size
         self._ordinals = ordinals[np.argsort(catalog.episodes.index[ordinals], kind="stable")]
         self._numbers = catalog.episodes.index[self._ordinals]
         self._rows = catalog.episodes.length[self._ordinals]
@@ -178,7 +190,7 @@ class _Film:
         ordinals: list[int] = self._ordinals.tolist()
         return ordinals
 
-    def claim(self, claims: Claims, decoder: type[Decoder]) -> str:
+    def claim(self, claims: Claims, decoder: type[Decoder], cache: Path | None) -> str:
         """Enter where each episode begins, or why it cannot be used.
 
         Returns:
@@ -186,7 +198,7 @@ class _Film:
         """
         path = self._catalog.root / self._name
         try:
-            self._table = FrameTable.of(path, self._cache)
+            self._table, content = read_film(path, cache)
             fault = decoder.unfit(path, self._table) or self._other_size()
         except (DatasetError, OSError) as error:
             fault = str(error)
@@ -199,11 +211,11 @@ class _Film:
         claims.first[self._camera][self._ordinals] = first
         for place, text in self._broken.items():
             claims.fault(self._ordinals[place], self._camera, text)
-        return self._table.content
+        return content
 
     def _other_size(self) -> str:
         """Return what is wrong with the size of the pictures, upright; empty: nothing."""
-        shown, said = self._table.size, frame_size(self._catalog, self._camera)
+        shown, said = self._table.size, self._size
         if shown == said:
             return ""
         return (
@@ -326,7 +338,7 @@ class _Film:
             if gaps[at] < 0 and at == len(order):
                 what = f"{self._name} has {-gaps[at]} frames too few"
             elif gaps[at] < 0:
-                what = self._sharing(order[at - 1 : at + 1], -int(gaps[at]))
+                what = self._sharing(*_overlapping(order, gaps, at))
             else:
                 what = f"{self._name}: {counted(int(gaps[at]), 'frame')} belong to no episode"
             self._break(affected, f"{what} ({shown} frames, {rows} rows)")
@@ -349,6 +361,8 @@ class _Film:
     def _check_grid(self, first: Ints) -> None:
         """Break the episodes whose pictures are not shown when their rows were recorded."""
         table, fps = self._table, self._catalog.fps
+        if table.keeps(fps, _OFF_GRID):
+            return
         for place, start in enumerate(first):
             rows = int(self._rows[place])
             pts = table.pts[start : start + rows]
@@ -366,6 +380,16 @@ class _Film:
     def _break(self, places: Sequence[int] | range | Ints, text: str) -> None:
         for place in places:
             self._broken.setdefault(int(place), text)
+
+
+def _overlapping(order: Ints, gaps: Ints, at: int) -> tuple[Ints, int | None]:
+    """Return the episodes around the ``at``-th that overlap one by one; of two, by how much."""
+    start, stop = at, at
+    while start > 0 and gaps[start] < 0:
+        start -= 1
+    while stop < len(order) and gaps[stop] < 0:
+        stop += 1
+    return order[start:stop], -int(gaps[at]) if stop - start == 2 else None
 
 
 def _last_run(order: Ints, gaps: Ints) -> Ints:
@@ -392,8 +416,9 @@ def first_frame(catalog: DatasetCatalog, camera: str, ordinal: int) -> int:
     """
     name = catalog.video_file(ordinal, camera)
     claims = Claims({camera: np.full(len(catalog.episodes), -1, np.int64)})
-    film = _Film(catalog, camera, name, np.array(_films(catalog, camera)[name]), None)
-    film.claim(claims, DECODERS["pyav"])
+    ordinals = np.array(_films(catalog, camera)[name])
+    film = _Film(catalog, camera, name, ordinals, frame_size(catalog, camera))
+    film.claim(claims, DECODERS["pyav"], None)
     if faults := claims.faults.get(ordinal):
         raise DatasetError(f"{catalog.root}: {faults[0]}")
     return int(claims.first[camera][ordinal])

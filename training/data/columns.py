@@ -283,8 +283,8 @@ class _Builder:
 
     def _files(self) -> list[tuple[str, list[int]]]:
         groups: dict[str, list[int]] = {}
-        for ordinal in range(len(self._catalog.episodes)):
-            groups.setdefault(self._catalog.data_file(ordinal), []).append(ordinal)
+        for ordinal, name in enumerate(self._catalog.files("data")):
+            groups.setdefault(name, []).append(ordinal)
         return list(groups.items())
 
     def _read(self, name: str) -> pa.Table | str:
@@ -475,13 +475,17 @@ def matrix(column: pa.ChunkedArray, name: str, width: int) -> NDArray[np.float32
 
 
 def _flat(chunk: pa.Array) -> NDArray[Any]:
-    nested = pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type)
-    nested = nested or pa.types.is_large_list(chunk.type)
-    flat = chunk.flatten() if nested else chunk
-    kind = flat.type
+    kind = chunk.type
+    if pa.types.is_fixed_size_list(kind):
+        # Twice as fast as `flatten`; rows that are empty are refused by whoever counts them.
+        chunk = chunk.values.slice(chunk.offset * kind.list_size, len(chunk) * kind.list_size)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        first, stop = (chunk.offsets[at].as_py() for at in (0, -1)) if len(chunk) else (0, 0)
+        chunk = chunk.values.slice(first, stop - first)
+    kind = chunk.type
     if not any(
         is_(kind) for is_ in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
     ):
         raise DatasetError(f"its rows are {chunk.type}, allowed are numbers")
-    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    values: NDArray[Any] = chunk.to_numpy(zero_copy_only=False)
     return values

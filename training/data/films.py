@@ -8,15 +8,16 @@ each encoder and setting.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from struct import Struct, unpack_from
 from struct import error as struct_error
-from struct import unpack_from
-from typing import Any, BinaryIO
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,6 +33,7 @@ _TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 3, (-1, 0, 0, -1): 2, (0, -1, 1, 0): 1
 """Display matrix -> quarter turns against the clock that show a picture upright."""
 
 _PARENTS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts"}
+_BOX = Struct(">I4s")
 _STILL = 4
 """Sizes of samples that a film of a picture that does not change has at most."""
 
@@ -69,25 +71,10 @@ class FrameTable:
     kind: str = ""
     """Equal for files of one encoder and its settings; empty where that is not known."""
 
-    content: str = ""
-    """Equal for copies of a film; empty where that is not known."""
-
     @classmethod
     def of(cls, path: Path, cache: Path | None = None) -> "FrameTable":
-        """Return the table of ``path``; one that takes long is kept in the folder ``cache``.
-
-        Raises:
-            DatasetError: The file is damaged, holds no video, or cannot be read rightly.
-        """
-        try:
-            found = _from_header(path)
-        except (ValueError, IndexError, KeyError, struct_error, OSError, ArithmeticError):
-            found = None  # FFmpeg says what is wrong, or reads it nevertheless.
-        if found is not None:
-            shown, in_order = _tried_kind(found.kind, path, found)
-            if in_order:
-                return replace(found, size=shown.size, pixels=shown.pixels)
-        return _kept(path, cache, lambda: _counted(path, found or _from_packets(path)))
+        """Return the table of ``path``, as :func:`read_film` does."""
+        return read_film(path, cache)[0]
 
     def at(self, seconds: float) -> float:
         """Return which frame is shown at ``seconds``, with the share of a frame before or after."""
@@ -122,6 +109,22 @@ class FrameTable:
         delay = max(0, round(int(self.key_pts[0] - self.key_dts[0]) / self.ticks_per_frame))
         return delay + 1 if delay else 0
 
+    @cached_property
+    def _wander(self) -> float:
+        """Frames by which pictures come earlier or later than at equal distances."""
+        late = (self.pts - self.pts[0]) / self.ticks_per_frame - np.arange(len(self.pts))
+        return float(np.ptp(late))
+
+    def keeps(self, rate: float, most: float) -> bool:
+        """Return whether all stretches surely show ``rate`` frames a second, ``most`` off at most.
+
+        Args:
+            rate: Frames per second.
+            most: Share of a frame.
+        """
+        away = abs(self.ticks_per_frame * self.seconds_per_tick * rate - 1) * len(self.pts)
+        return self._wander * (1 + away) + away < most
+
     def key_before(self, frame: int) -> int:
         """Return the position, in ``key_frames``, of the last key frame up to ``frame``."""
         return int(np.searchsorted(self.key_frames, frame, side="right")) - 1
@@ -141,7 +144,27 @@ class _Samples:
     turns: int
 
 
-def _table(path: Path, samples: _Samples, kind: str = "", content: str = "") -> FrameTable:
+def read_film(path: Path, cache: Path | None = None) -> tuple[FrameTable, str]:
+    """Return the table of ``path``; one that takes long is kept in the folder ``cache``.
+
+    Returns:
+        The table, shared by files that show pictures at the same times, and a text that is equal
+        for copies of a film; empty where that is not known.
+
+    Raises:
+        DatasetError: The file is damaged, holds no video, or cannot be read rightly.
+    """
+    try:
+        found = _from_header(path)
+    except (ValueError, IndexError, KeyError, struct_error, OSError, ArithmeticError):
+        found = None  # FFmpeg says what is wrong, or reads it nevertheless.
+    if found is not None and found[0].pixels:
+        return found
+    table, content = found or (None, "")
+    return _kept(path, cache, lambda: _counted(path, table or _from_packets(path))), content
+
+
+def _table(path: Path, samples: _Samples, kind: str = "") -> FrameTable:
     pts = np.sort(samples.times[~samples.hidden])
     if not len(pts):
         raise DatasetError(f"{path} holds no frame")
@@ -163,7 +186,7 @@ def _table(path: Path, samples: _Samples, kind: str = "", content: str = "") -> 
         )
     return FrameTable(
         pts, samples.seconds_per_tick, numbers.astype(np.int64), samples.times[order],
-        samples.decoding[order], samples.turns, kind=kind, content=content,
+        samples.decoding[order], samples.turns, kind=kind,
     )  # fmt: skip
 
 
@@ -189,31 +212,38 @@ def reencode(path: Path) -> str:
     return f"`ffmpeg -i {path.name} {options} new.mp4`"
 
 
-def _from_header(path: Path) -> FrameTable | None:
-    """Return the table from the header; None where it leaves a question."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
+def _from_header(path: Path) -> tuple[FrameTable, str] | None:
+    """Return the table from the header, and what copies share; None where it leaves a question.
+
+    The table has no size where a decoder gives other times than its own.
+    """
+    file = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(file).st_size
         header = _movie_header(file, size)
-    tracks = [box for name, box in _boxes(header) if name == b"trak"] if header else []
-    for track in tracks:
-        boxes = dict(_leaves(track))
-        if boxes.get(b"hdlr", b"")[8:12] == b"vide":
-            return _from_track(path, boxes, unpack_from(">I", _movie(header), 0)[0], size)
+    finally:
+        os.close(file)
+    scale = b""
+    for name, box in _boxes(header):
+        if name == b"mvhd":  # What follows the dates begins with the time scale.
+            scale = box[20:24] if box[0] else box[12:16]
+        elif name == b"trak":
+            boxes = dict(_leaves(box))
+            if boxes.get(b"hdlr", b"")[8:12] == b"vide":
+                return _from_track(path, boxes, scale, size)
     return None
 
 
-def _movie(header: bytes) -> bytes:
-    """Return what follows the dates of the movie header: its time scale and duration."""
-    box = next(box for name, box in _boxes(header) if name == b"mvhd")
-    return box[20:] if box[0] else box[12:]
+def _movie_header(file: int, size: int) -> bytes:
+    """Return the content of the box ``moov``; empty where there is none, or fragments are.
 
-
-def _movie_header(file: BinaryIO, size: int) -> bytes:
-    """Return the content of the box ``moov``; empty where there is none, or fragments are."""
+    Args:
+        file: Descriptor of an open file.
+        size: Bytes of the file.
+    """
     at, found = 0, b""
     while at + 8 <= size:
-        file.seek(at)
-        head = file.read(16)
+        head = os.pread(file, 16, at)
         length, name = unpack_from(">I4s", head)
         skip = 8
         if length == 1:
@@ -224,18 +254,17 @@ def _movie_header(file: BinaryIO, size: int) -> bytes:
         if name == b"moov":
             if found or length > _LARGEST_HEADER:
                 return b""
-            file.seek(at + skip)
-            found = file.read(length - skip)
+            found = os.pread(file, length - skip, at + skip)
         at += length
     return found
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield name and content of every box of ``data``."""
-    at = 0
-    while at + 8 <= len(data):
-        length, name = unpack_from(">I4s", data, at)
-        if length < 8 or at + length > len(data):
+    at, end = 0, len(data)
+    while at + 8 <= end:
+        length, name = _BOX.unpack_from(data, at)
+        if length < 8 or at + length > end:
             raise ValueError("a box is longer than what holds it")
         yield name, data[at + 8 : at + length]
         at += length
@@ -255,16 +284,71 @@ def _numbers(box: bytes, columns: int) -> Ints:
     return np.frombuffer(box, ">i4", count * columns, 8).astype(np.int64).reshape(-1, columns)
 
 
+_ABOUT_TIMES = (b"mdhd", b"stts", b"ctts", b"stss", b"elst")
+"""Boxes that say when each sample is shown, beside the display matrix and the scale of the film."""
+
+
 def _from_track(
-    path: Path, boxes: dict[bytes, bytes], movie_scale: int, size: int
-) -> FrameTable | None:
-    if _UNREAD & boxes.keys() or unpack_from(">I", boxes[b"stsd"], 4) != (1,):
+    path: Path, boxes: dict[bytes, bytes], movie_scale: bytes, size: int
+) -> tuple[FrameTable, str] | None:
+    if _UNREAD & boxes.keys():
         return None
+    sizes = boxes[b"stsz"]
+    _, samples = unpack_from(">II", sizes, 4)
+    if not _is_whole(boxes, size):
+        return None
+    matrix, coded = boxes[b"tkhd"][-44:-8], _coded(boxes[b"stsd"])
+    times = [boxes.get(name) for name in _ABOUT_TIMES]
+    # The dates of a track come before its scale.
+    times[0] = boxes[b"mdhd"][20 if boxes[b"mdhd"][0] else 12 :]
+    known = (matrix, coded, movie_scale, samples, *times)
+    if known not in _tables:
+        if len(_tables) >= _MOST_TABLES:
+            _tables.clear()
+        _tables[known] = _timed(path, boxes, unpack_from(">I", movie_scale)[0], samples, coded)
+    table = _tables[known]
+    if table is None:
+        return None
+    content = hashlib.sha256(sizes + coded).hexdigest()[:16] if _moves(sizes) else ""
+    return table, content
+
+
+_tables: dict[tuple[object, ...], FrameTable | None] = {}
+"""Tables by all that they are made of: most films of a dataset share theirs with others."""
+
+_MOST_TABLES = 512
+
+
+def _coded(described: bytes) -> bytes:
+    """Return how samples are coded: the box ``stsd`` without the bit rate, which tells nothing.
+
+    Raises:
+        ValueError: There are several such descriptions.
+    """
+    if unpack_from(">I", described, 4) != (1,):
+        raise ValueError("several codecs")
+    fixed = 8 + 8 + 78  # Count, head of the entry, and what every kind of picture has.
+    if b"btrt" not in described:
+        return described
+    parts = (name + box for name, box in _boxes(described[fixed:]) if name != b"btrt")
+    return described[12:fixed] + b"".join(parts)
+
+
+def _moves(sizes: bytes) -> bool:
+    """Return whether the sizes of samples (the box ``stsz``) differ, as those of a still do not."""
+    listed = memoryview(sizes)[12 : len(sizes) // 4 * 4].cast("I")
+    return len(set(listed[:64])) > _STILL or len(set(listed)) > _STILL
+
+
+def _timed(
+    path: Path, boxes: dict[bytes, bytes], movie_scale: int, samples: int, coded: bytes
+) -> FrameTable | None:
+    """Return the table that the boxes of a track tell; without a size where decoders disagree."""
     (scale,) = unpack_from(">I", boxes[b"mdhd"], 20 if boxes[b"mdhd"][0] else 12)
     steps = _numbers(boxes[b"stts"], 2)
     decoding = np.repeat(steps[:, 1], steps[:, 0])
     decoding = np.cumsum(decoding) - decoding
-    if not len(decoding) or not _is_whole(boxes, len(decoding), size):
+    if not len(decoding) or len(decoding) != samples:
         return None
     times = decoding
     if b"ctts" in boxes:
@@ -279,28 +363,30 @@ def _from_track(
     if b"stss" in boxes:
         keys[:] = False
         keys[_numbers(boxes[b"stss"], 1)[:, 0] - 1] = True
-    content = hashlib.sha256(boxes[b"stsz"] + boxes[b"stsd"]).hexdigest()[:16]
-    moves = len(np.unique(np.frombuffer(boxes[b"stsz"], ">u4", offset=12))) > _STILL
     turns = _turns(path, np.frombuffer(boxes[b"tkhd"][-44:-8], ">i4"))
-    kind = hashlib.sha256(boxes[b"stsd"] + bytes([b"ctts" in boxes, turns])).hexdigest()[:16]
-    shown = np.zeros(len(times), bool)
-    samples = _Samples(times - begin, decoding - begin, keys, shown, 1 / scale, turns)
-    return _table(path, samples, kind=kind, content=content if moves else "")
+    kind = hashlib.sha256(coded + bytes([b"ctts" in boxes, turns])).hexdigest()[:16]
+    hidden = np.zeros(len(times), bool)
+    listed = _Samples(times - begin, decoding - begin, keys, hidden, 1 / scale, turns)
+    table = _table(path, listed, kind=kind)
+    shown, in_order = _tried_kind(kind, path, table)
+    return replace(table, size=shown.size, pixels=shown.pixels) if in_order else table
 
 
-def _is_whole(boxes: dict[bytes, bytes], samples: int, size: int) -> bool:
+def _is_whole(boxes: dict[bytes, bytes], size: int) -> bool:
     """Return whether the last chunk of samples lies within the file."""
     each, count = unpack_from(">II", boxes[b"stsz"], 4)
-    if count != samples:
-        return False
-    sizes = np.full(count, each) if each else np.frombuffer(boxes[b"stsz"], ">u4", count, 12)
-    if b"co64" in boxes:
-        (chunks,) = unpack_from(">I", boxes[b"co64"], 4)
-        last = int(np.frombuffer(boxes[b"co64"], ">u8", chunks, 8)[-1])
-    else:
-        last = int(_numbers(boxes[b"stco"], 1)[-1, 0]) & 0xFFFFFFFF
-    together = int(_numbers(boxes[b"stsc"], 3)[-1, 1])
-    return last + int(sizes[-together:].sum()) <= size
+    long = b"co64" in boxes
+    offsets = boxes[b"co64" if long else b"stco"]
+    (chunks,) = unpack_from(">I", offsets, 4)
+    kind, width = (">Q", 8) if long else (">I", 4)
+    (last,) = unpack_from(kind, offsets, 8 + width * (chunks - 1))
+    (runs,) = unpack_from(">I", boxes[b"stsc"], 4)
+    _, together, _ = unpack_from(">III", boxes[b"stsc"], 8 + 12 * (runs - 1))
+    together = min(together, count)
+    if each:
+        return bool(last + each * together <= size)
+    sizes = unpack_from(f">{together}I", boxes[b"stsz"], 12 + 4 * (count - together))
+    return bool(last + sum(sizes) <= size)
 
 
 def _shown_from(boxes: dict[bytes, bytes], times: Ints, scale: int, movie_scale: int) -> int | None:
@@ -449,7 +535,7 @@ def _read_table(file: Path) -> FrameTable:
     with np.load(file) as known:
         values: dict[str, Any] = {key: known[key] for key in known}
     plain = {key: values[key].item() for key in ("seconds_per_tick", "turns", "counted")}
-    texts = {key: str(values[key]) for key in ("kind", "content", "pixels")}
+    texts = {key: str(values[key]) for key in ("kind", "pixels")}
     return FrameTable(**{**values, **plain, **texts, "size": tuple(values["size"].tolist())})
 
 
