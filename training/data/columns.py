@@ -47,6 +47,8 @@ _INDEX_FILE = "columns.json"
 _LARGEST_INDEX = 2**30
 """Bytes of that file, which holds every instruction of a dataset."""
 
+_NONE = np.zeros(0, np.int64)
+
 _Layout = Mapping[str, tuple[tuple[int, ...], type]]
 """Shape and kind of every array of a cache."""
 
@@ -331,7 +333,8 @@ class _Builder:
         if kind == "task":
             if not pa.types.is_integer(column.type):
                 raise DatasetError(f"{name} is {column.type}, allowed are whole numbers")
-            numbers, known = column.to_numpy(), np.array([*self._catalog.tasks], np.int64)
+            numbers = np.concatenate([plain_numbers(chunk) for chunk in column.chunks] or [_NONE])
+            known = np.array([*self._catalog.tasks], np.int64)
             codes: NDArray[np.int32] = np.searchsorted(known, numbers).astype(np.int32)
             strange = numbers[~np.isin(numbers, known)]
             if len(strange):
@@ -398,7 +401,7 @@ class EpisodeRows:
                 f"episode_index is {column.type} with {column.null_count} empty rows, allowed are "
                 "whole numbers in every row"
             )
-        numbers = column.to_numpy()
+        numbers = np.concatenate([plain_numbers(chunk) for chunk in column.chunks] or [_NONE])
         bounds = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         bounds = np.concatenate([[0], bounds, [len(numbers)]]) if len(numbers) else np.zeros(1, int)
         self._pieces: dict[int, list[tuple[int, int]]] = {}
@@ -487,5 +490,14 @@ def _flat(chunk: pa.Array) -> NDArray[Any]:
         is_(kind) for is_ in (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
     ):
         raise DatasetError(f"its rows are {chunk.type}, allowed are numbers")
-    values: NDArray[Any] = chunk.to_numpy(zero_copy_only=False)
-    return values
+    return plain_numbers(chunk)
+
+
+def plain_numbers(chunk: pa.Array) -> NDArray[Any]:
+    """Return an array of numbers; empty ones are NaN.
+
+    `to_numpy` imports pandas first, which takes as long as reading hundreds of files.
+    """
+    if chunk.null_count or not len(chunk) or pa.types.is_boolean(chunk.type):
+        return np.asarray(chunk.to_numpy(zero_copy_only=False))
+    return np.from_dlpack(chunk)

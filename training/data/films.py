@@ -228,7 +228,7 @@ def _from_header(path: Path) -> tuple[FrameTable, str] | None:
         if name == b"mvhd":  # What follows the dates begins with the time scale.
             scale = box[20:24] if box[0] else box[12:16]
         elif name == b"trak":
-            boxes = dict(_leaves(box))
+            boxes = _leaves(box)
             if boxes.get(b"hdlr", b"")[8:12] == b"vide":
                 return _from_track(path, boxes, scale, size)
     return None
@@ -270,12 +270,24 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
 
 
-def _leaves(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    for name, box in _boxes(data):
+def _leaves(data: bytes) -> dict[bytes, bytes]:
+    """Return the content of every box of ``data`` that holds none itself, by name."""
+    found, at, ends = {}, 0, [len(data)]
+    while ends:
+        if at + 8 > ends[-1]:
+            at = ends.pop()
+            continue
+        length, name = _BOX.unpack_from(data, at)
+        end = at + length
+        if length < 8 or end > ends[-1]:
+            raise ValueError("a box is longer than what holds it")
         if name in _PARENTS:
-            yield from _leaves(box)
+            ends.append(end)
+            at += 8
         else:
-            yield name, box
+            found[name] = data[at + 8 : end]
+            at = end
+    return found
 
 
 def _numbers(box: bytes, columns: int) -> Ints:
