@@ -90,6 +90,8 @@ def test_episodes_on_one_film_are_named_by_every_command(
         assert code == (0 if words[0] == "init-robot" else 1 if "inspect" in words[0] else 2), words
         assert "episodes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 claim the same" in said, words
         assert "file-000.mp4" in said, words
+        if words[0] == "inspect-data":
+            assert "9 films of observation.images.wrist_image belong to no episode" in said
         assert "Traceback" not in said
     assert not (tmp_path / "s.json").exists()
     assert not (tmp_path / "run/start").exists()

@@ -41,6 +41,9 @@ _OFF_GRID = 0.5
 _TELLING = 4
 """Frames between key frames from which on it tells something that an episode begins with one."""
 
+_SHARING = "episodes"
+"""What begins the fault of episodes that claim the same frames."""
+
 ALIKE = 0.04
 """Difference of mean colors, of 1, below which pictures may be those of an episode."""
 
@@ -105,7 +108,7 @@ class Claims:
                 done += 1
                 if progress and (done % 64 == 0 or done == every):
                     progress(done, every)
-            claims.notes += _in_no_list(catalog, camera, names)
+            claims.notes += claims._in_no_list(catalog, camera, names)
             claims.copies += [each for key, each in alike.items() if key and len(each) > 1]
         if file is not None:
             claims._write(file)
@@ -114,6 +117,24 @@ class Claims:
     def fault(self, ordinal: int, camera: str, text: str) -> None:
         """Keep an episode from being used."""
         self.faults.setdefault(int(ordinal), []).append(f"{camera}: {text}")
+
+    def _in_no_list(
+        self, catalog: DatasetCatalog, camera: str, films: Mapping[str, list[int]]
+    ) -> Iterator[str]:
+        """Yield which films no episode has, where others are claimed by several at once."""
+        faults = (text for texts in self.faults.values() for text in texts)
+        if not any(text.startswith(f"{camera}: {_SHARING}") for text in faults):
+            return
+        kind = Path(next(iter(films))).suffix
+        spare = [
+            name for name in catalog.sizes
+            if f"/{camera}/" in name and name.endswith(kind) and name not in films
+        ]  # fmt: skip
+        if spare:
+            yield (
+                f"{counted(len(spare), 'film')} of {camera} belong to no episode of the list: "
+                f"{preview(spare)}; if the list names the wrong files, correct it"
+            )
 
     @classmethod
     def _read(cls, file: Path) -> "Claims":
@@ -136,24 +157,6 @@ def _films(catalog: DatasetCatalog, camera: str) -> dict[str, list[int]]:
     for ordinal, name in enumerate(catalog.files("video", camera)):
         films.setdefault(name, []).append(ordinal)
     return films
-
-
-def _in_no_list(
-    catalog: DatasetCatalog, camera: str, films: Mapping[str, list[int]]
-) -> Iterator[str]:
-    """Yield what is odd where several episodes share films and others have no episode."""
-    if len(films) == len(catalog.episodes) or not films:
-        return
-    folder = next(iter(films)).partition("/")[0]
-    spare = [
-        name for name in catalog.sizes
-        if name.startswith(f"{folder}/") and camera in name and name not in films
-    ]  # fmt: skip
-    if spare:
-        yield (
-            f"{counted(len(spare), 'film')} of {camera} belong to no episode of the list: "
-            f"{preview(spare)}; if they are, the list names the wrong files"
-        )
 
 
 def _key(
@@ -346,7 +349,7 @@ class _Film:
     def _sharing(self, places: Sequence[int] | range | Ints, frames: int | None = None) -> str:
         numbers = preview([str(int(self._numbers[place])) for place in places], 12)
         much = "the same frames" if frames is None else f"the same {counted(frames, 'frame')}"
-        return f"episodes {numbers} claim {much} of {self._name}"
+        return f"{_SHARING} {numbers} claim {much} of {self._name}"
 
     def _break_overlaps(self, first: Ints) -> None:
         order = np.argsort(first, kind="stable")
