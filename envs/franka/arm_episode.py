@@ -35,6 +35,10 @@ POOR_CONNECTION = (
 )
 """What to do where commands do not reach the arm."""
 
+POOR_S = 1.0
+"""For how long too few commands must have reached the arm: it reports the share of a tenth of a
+second, which varies by some percent."""
+
 _KEPT = ("abort", "abort_message", "recoveries", "late_steps", "paused_s", "is_grasped")
 """What of the last info of an episode is kept."""
 
@@ -113,6 +117,8 @@ class ArmEpisodeFacts:
         self._controlled_since_s: float | None = None
         self._recoveries = 0
         self._warned = False
+        self._poor_since_s: float | None = None
+        self._poor_s = 0.0
         self._start_off_m = start_off_m
 
     def note(self, state: ArmState, limited_by: tuple[str, ...], recoveries: int) -> None:
@@ -127,7 +133,12 @@ class ArmEpisodeFacts:
             self._controlled_since_s = state.robot_time_s
         if state.robot_time_s - self._controlled_since_s < SETTLES_S:
             return
-        rate = state.success_rate
+        rate, now_s = state.success_rate, state.robot_time_s
+        if rate >= self._fault:
+            self._poor_since_s = None
+        elif self._poor_since_s is None:
+            self._poor_since_s = now_s
+        self._poor_s = 0.0 if self._poor_since_s is None else now_s - self._poor_since_s
         self._lowest = rate if self._lowest is None else min(self._lowest, rate)
         if rate < self._least and not self._warned:
             self._warned = True
@@ -139,7 +150,7 @@ class ArmEpisodeFacts:
 
     def check_commands(self) -> None:
         """Raise :class:`RefusalError` where too few commands have reached the arm for a result."""
-        if self._lowest is not None and self._lowest < self._fault:
+        if self._lowest is not None and self._poor_s >= POOR_S:
             raise RefusalError(
                 Abort.PACKET_LOSS,
                 f"only {100 * self._lowest:.0f} % of the control commands reached the arm, allowed "
@@ -149,7 +160,8 @@ class ArmEpisodeFacts:
 
     def restart(self) -> None:
         """Control starts over: the arm's count of commands does too."""
-        self._controlled_since_s = None
+        self._controlled_since_s = self._poor_since_s = None
+        self._poor_s = 0.0
 
     def plain(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the facts as plain values, some of them from the newest ``info``."""

@@ -396,7 +396,7 @@ class ControllerConfig(FrozenConfig):
     """Share of control commands that should reach the arm; fewer are warned of."""
 
     fault_success_rate: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """An episode in which fewer reach the arm is cut short as a fault: the arm did not carry out
+    """An episode in which fewer reach the arm for a second is cut short: the arm did not carry out
     what the policy asked for, so it does not count. 0: never."""
 
     realtime: Literal["ignore", "enforce"] = "ignore"
