@@ -74,7 +74,7 @@ def _until_now(prepared: Opened, folder: Path) -> Summary:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--checkpoint", default=str(default_checkpoint()))
-    parser.add_argument("--device", type=flags.device, default="cpu")
+    parser.add_argument("--device", type=flags.device, default="auto")
     parser.add_argument("--episodes", type=flags.whole(1), default=10)
     parser.add_argument(
         "--rounds", type=flags.whole(1), default=1, help="every cell gets one part, then the next"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from dzrobot.errors import ConfigError, printable
 
@@ -81,9 +82,22 @@ class EscapedFormatter(logging.Formatter):
         return "\n".join(printable(line, _LONGEST_LOGGED) for line in lines)
 
 
+class _ToStderr(logging.StreamHandler[Any]):
+    """Writes to what standard error is now: above a line that moves, where one does."""
+
+    @property
+    def stream(self) -> Any:
+        """Standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None:
+        """Keep standard error."""
+
+
 def log_escaped(form: str = "%(levelname)s %(name)s: %(message)s", *, dates: str = "") -> None:
     """Write warnings of this process to stderr, unless its log is set up already."""
-    handler = logging.StreamHandler()
+    handler = _ToStderr()
     handler.setFormatter(EscapedFormatter(form, dates or None))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 

@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--env", default="dzrobot/lift-v0", help="Gymnasium id (default: Lift)")
     parser.add_argument("--checkpoint", help="folder or Hugging Face id (default: the bundled one)")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--seed", type=int, default=0, help="of the start")
     parser.add_argument("--max-steps", type=int, default=150, help="of the episode")
     return parser.parse_args()

@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
         help="episodes per row with corrupted images: failures are long",
     )
     parser.add_argument("--workers", type=int, default=2, help="simulators at the same time")
-    parser.add_argument("--device", default="cpu", help="such as cuda")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--output", type=Path, default=Path("results") / "score_tiny")
     return parser.parse_args()
 

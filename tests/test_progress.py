@@ -1,41 +1,96 @@
-"""How long still: honest after a resume, a line now and then where there is no terminal."""
+"""What is waited for and how long still: at once on a terminal, now and then in a log."""
 
 import io
+import time
 
 from rich.console import Console
 
-from dzrobot.progress import TimeLeft, progress_bar
+from dzrobot.progress import HINT_S, PATIENCE_S, Lines, TimeLeft, progress_bar, waiting
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def console_of(stream, *, terminal=False):
+    return Console(file=stream, force_terminal=terminal, width=160)
 
 
 def written(reports, *, every, terminal=False):
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, width=100)
-    with progress_bar("work", console, every) as show:
+    with progress_bar("work", console_of(stream, terminal=terminal), every) as show:
         for report in reports:
             show(*report)
     return stream.getvalue()
 
 
 def test_the_estimate_knows_only_what_this_process_did():
-    seconds = iter([0.0, 10.0, 20.0])
-    left = TimeLeft(lambda: next(seconds))
-    assert left.estimate(900, 1000) == "unknown"
-    assert left.estimate(910, 1000) == "0:01:30"
-    assert left.estimate(950, 1000) == "0:00:20"
+    clock = Clock()
+    left = TimeLeft(clock)
+    assert left.estimate(900, 1000) == "0:00:00 so far"
+    clock.now += 5
+    assert left.estimate(900, 1000) == "0:00:05 so far"
+    clock.now += 5
+    assert left.estimate(910, 1000) == "0:01:30 left"
+    clock.now += 10
+    assert left.estimate(950, 1000) == "0:00:20 left"
 
 
-def test_a_file_gets_lines_and_short_work_none():
+def test_a_log_gets_lines_and_short_work_none():
     reports = [(1, 4), (2, 4, "2 of 2 succeeded [so far]"), (4, 4)]
     lines = written(reports, every=0).splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         "work: 1 of 4", "2 of 2 succeeded [so far]: 2 of 4", "work: 4 of 4",
     ]  # fmt: skip
-    assert lines[0].endswith("unknown left")
+    assert lines[0].endswith("0:00:00 so far")
     assert lines[2].endswith("0:00:00 left")
     assert written(reports, every=60) == ""
+
+
+def test_a_log_hears_of_work_that_reports_nothing():
+    clock, stream = Clock(), io.StringIO()
+    lines = Lines(
+        what="loading", console=console_of(stream), first=PATIENCE_S, hint="it is big", clock=clock
+    )
+    began = clock.now
+    for second in range(70):
+        clock.now = began + second
+        lines.beat()
+        if second == 40:
+            lines.show(0, 3)
+    assert stream.getvalue().splitlines() == [
+        "loading: 0:00:02 so far",
+        "loading: 0:00:32 so far (it is big)",
+        "loading: 0 of 3, 0:00:00 so far",
+    ]
+    assert HINT_S > PATIENCE_S
 
 
 def test_a_terminal_gets_a_line_that_moves():
     text = written([(3, 4), (4, 4, "all of it")], every=60, terminal=True)
     assert "4/4" in text
     assert "all of it" in text
+
+
+def test_a_terminal_sees_at_once_what_is_waited_for():
+    stream = io.StringIO()
+    with waiting("loading [it]", console=console_of(stream, terminal=True)):
+        assert "loading [it]" in stream.getvalue()
+        shown = len(stream.getvalue())
+        time.sleep(0.3)
+        assert len(stream.getvalue()) > shown
+    # Work of unknown size has no bar that could stand still, nor a time that nobody knows.
+    assert "-:--:--" not in stream.getvalue()
+    assert "0/" not in stream.getvalue()
+
+
+def test_a_log_keeps_quiet_about_a_short_wait():
+    stream = io.StringIO()
+    with waiting("loading", console=console_of(stream)):
+        pass
+    assert stream.getvalue() == ""

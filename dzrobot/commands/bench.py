@@ -13,6 +13,7 @@ from dzrobot.commands.options import flags
 from dzrobot.documents import validated
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
+from dzrobot.policies.dreamzero.options import check_device, chosen_device
 from dzrobot.progress import progress_bar
 from dzrobot.training.bench.document import (
     PARTS,
@@ -60,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--embodiment", type=flags.text, help="robot that it acts as: a tag, or module:NAME"
     )
     parser.add_argument(
-        "--device", type=flags.device, help="of networks (default: a GPU where torch sees one)"
+        "--device",
+        type=flags.device,
+        default="auto",
+        help="of networks: cpu, cuda, cuda:1, or auto: a GPU where there is one",
     )
     parser.add_argument(
         "--compile", action="store_true", default=None,
@@ -115,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--graphs is looked at with --rate alone: give --rate, or leave it out")
     if args.pairs is not None and (args.against is None or args.against.is_file()):
         raise ConfigError("--pairs needs --against TREE: a finished result cannot be run again")
-    given.setdefault("device", flags.device("auto"))
+    given["device"] = chosen_device(str(given.get("device", "auto")))
     settings = validated(given, BenchSettings, "the flags", ConfigError)
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     result = _measured(args, settings)
@@ -143,11 +147,10 @@ def _pace(args: argparse.Namespace, given: dict[str, object]) -> int:
         raise ConfigError(
             f"--rate times the plans of a policy alone: leave {', '.join(others)} out"
         )
-    from dzrobot.policies.dreamzero.options import check_device
     from dzrobot.training.bench import pace
     from dzrobot.training.bench.worker import machine_of
 
-    given.setdefault("device", flags.device("auto"))
+    given["device"] = chosen_device(str(given.get("device", "auto")))
     settings = validated(given, BenchSettings, "the flags", ConfigError)
     check_device(settings.device)
     parts, robot = pace.opened(settings, args.rate)

@@ -13,6 +13,7 @@ from dzrobot.rollout.demonstrations.collection import (
     collect,
 )
 from dzrobot.rollout.demonstrations.tally import Tally
+from dzrobot.rollout.environment import FIRST_USE
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
 
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         **flags.said(arguments, CollectionPlan),
         env_arguments=flags.keywords(arguments.env_arg, {"max_episode_steps": "--max-steps"}),
     )
-    with progress_bar("episodes") as advance:
+    with progress_bar("episodes", hint=FIRST_USE) as advance:
 
         def show(tally: Tally) -> None:
             text = f"episodes ({counted(tally.attempts, 'attempt')})"

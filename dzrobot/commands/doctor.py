@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,7 @@ from dzrobot.envs.franka.diagnostics import LISTEN_S, Diagnosis, diagnose
 from dzrobot.envs.franka.make import load_workcell, located
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
-from dzrobot.progress import Show, progress_bar
+from dzrobot.progress import Show, progress_bar, waiting
 from dzrobot.rollout.policy_spec import REMOTE
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def _workcell(arguments: argparse.Namespace, held: ExitStack) -> Iterable[_Line]
     given = {} if arguments.address is None else {"address": arguments.address}
     workcell, config = located(arguments.workcell, load_workcell(arguments.workcell, given))
     held.callback(workcell.close)
-    return map(_Check, diagnose(workcell, config, arguments.images, arguments.seconds))
+    checks = diagnose(workcell, config, arguments.images, arguments.seconds)
+    return _shown(map(_Check, checks))
 
 
 class _Check:
@@ -214,6 +215,17 @@ class _Check:
         self.verdict: str = "stop" if line.verdict == "fail" else line.verdict
         self.what = line.what
         self.found = f"{line.found} [{line.page}]"
+
+
+def _shown(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Yield the lines, and say while the next one is waited for that devices are looked at."""
+    rest = iter(lines)
+    while True:
+        with waiting("looking at the machine and its devices"):
+            line = next(rest, None)
+        if line is None:
+            return
+        yield line
 
 
 def _printed(lines: Iterable[_Line]) -> int:

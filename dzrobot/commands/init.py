@@ -4,6 +4,7 @@ import argparse
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_damaged, add_sampling, sampled_robot
+from dzrobot.progress import waiting
 from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
@@ -69,9 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit the autoencoder and write the checkpoint."""
     # Here, as help needs none of it.
-    import torch
+    with waiting("loading libraries"):
+        import torch
 
-    from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
+        from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)

@@ -11,8 +11,8 @@ from rich.text import Text
 from dzrobot.commands.options import flags
 from dzrobot.envs.libero.download import set_up
 from dzrobot.envs.libero.listing import ListedTask, checks, list_tasks, runnable, suite_rows
-from dzrobot.envs.libero.suites import PACKAGES, SUITES
-from dzrobot.envs.libero.task_packages import PLUS, PRO, TaskPackage
+from dzrobot.envs.libero.suites import BENCHMARKS, PACKAGES, SUITES, benchmark_of
+from dzrobot.envs.libero.task_packages import PLUS, PRO
 from dzrobot.errors import DzrobotError
 
 WIDTH = 160
@@ -41,11 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME",
             help="only the files of this suite (may be repeated; default: all files)",
         )
-    listing = actions.add_parser("list", help="list suites, or the tasks of some")
+    listing = actions.add_parser(
+        "list", help="list suites by benchmark, those that can run first; or the tasks of some"
+    )
     listing.add_argument(
         "--suite", action="append", default=[], metavar="NAME",
         help="list the tasks of this suite (may be repeated; default: all suites, without tasks)",
     )  # fmt: skip
+    listing.add_argument(
+        "--benchmark", choices=BENCHMARKS, help="only the suites of this one (default: all)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "check":
         return _check(arguments.suite)
     if arguments.action == "list":
-        return _list(arguments.suite)
+        wanted = [arguments.benchmark] if arguments.benchmark else BENCHMARKS
+        return _list(arguments.suite, wanted)
     packages = [package for package in (PRO, PLUS) if getattr(arguments, package.flag[2:])]
     set_up(arguments.assets, arguments.suite, packages, partial(print, flush=True))
     print("LIBERO is ready: `dzrobot libero check` shows the details.")
@@ -83,30 +89,32 @@ def _check(suites: Sequence[str]) -> int:
     return 1 if faults else 0
 
 
-def _list(suites: Sequence[str]) -> int:
-    """Print the suites with what keeps their tasks from running, or every task of some."""
+def _list(suites: Sequence[str], benchmarks: Sequence[str]) -> int:
+    """Print every task of some suites; of none, the suites of benchmarks."""
     console = _console()
     for suite in suites:
         listed = list(list_tasks(suite))
         console.print(_tasks_table(suite, listed))
         for line in runnable(listed):
             console.print(line, soft_wrap=True)
-    if suites:
-        return 0
-    names = ("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
-    table = Table(*_columns(*names))
-    absent: dict[str, TaskPackage] = {}
-    for suite in SUITES:
-        package = PACKAGES[suite]
-        if package is None or package.wheel.is_file():
-            for cells in suite_rows(suite, list(list_tasks(suite))):
-                table.add_row(*map(Text, cells))
-        else:
-            absent[package.title] = package
-    console.print(table)
-    for package in absent.values():
-        console.print(f"{package.title}: run `dzrobot libero setup {package.flag}`")
+    for benchmark in () if suites else benchmarks:
+        _print_benchmark(console, benchmark)
     return 0
+
+
+def _print_benchmark(console: Console, benchmark: str) -> None:
+    """Print its suites with what keeps their tasks from running: those that can run first."""
+    own = [name for name in SUITES if benchmark_of(name) == benchmark]
+    package = PACKAGES[own[0]]
+    if package is not None and not package.wheel.is_file():
+        console.print(f"{benchmark}: run `dzrobot libero setup {package.flag}`")
+        return
+    rows = [row for name in own for row in suite_rows(name, list(list_tasks(name)))]
+    names = ("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
+    table = Table(*_columns(*names), title=benchmark)
+    for cells in sorted(rows, key=lambda cells: cells[names.index("can run")] == "0"):
+        table.add_row(*map(Text, cells))
+    console.print(table)
 
 
 def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:

@@ -18,6 +18,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import DEVICES
 from dzrobot.errors import ConfigError
+from dzrobot.progress import waiting
 from dzrobot.rollout.arm.recording_run import Driving, RecordingRun, record
 from dzrobot.rollout.arm.teleoperation import KEYBOARD_HELP
 from dzrobot.rollout.demonstrations.tally import RecordingGoal
@@ -87,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Record; return 1 when an episode was cut short, or successes are missing."""
     given, driver = workcell_arguments(arguments), _driver(arguments)
-    facts = look_at(arguments.env, None, given)
+    with waiting("looking at the environment"):
+        facts = look_at(arguments.env, None, given)
     robot = needed_robot(arguments.env, facts)
     steered = not (driver.policy or driver.call or driver.replays)
     check_full_speed(arguments, facts, by_person=steered)

@@ -18,6 +18,7 @@ from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
 from dzrobot.process import end_with_parent
+from dzrobot.progress import waiting
 from dzrobot.rollout.lerobot_server import PARENT_VARIABLE
 from dzrobot.rollout.policy_spec import BUILT_IN, ELSEWHERE, PolicySpec, load_policy, resolve_policy
 from dzrobot.websocket import ServerAccess
@@ -52,8 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         end_with_parent(int(os.environ[PARENT_VARIABLE]))
     given = read_access(arguments, ServeOptions)
     options = ServeOptions(**given | ({"array_port": None} if arguments.no_array_port else {}))
-    found = resolve_policy(_policy_spec(arguments), None)
-    policy = load_policy(found)
+    with waiting("looking at the policy"):
+        found = resolve_policy(_policy_spec(arguments), None)
+    if found.where:
+        print(found.where, flush=True)
+    with waiting("loading the policy"):
+        policy = load_policy(found)
     if policy is None:
         raise ConfigError(
             f"the policy {found.spec.name} lives beside its environment: give another"
@@ -73,7 +78,14 @@ async def _until_stopped(server: PolicyServer, tag: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    return await server.run(stop, ready=lambda: _print_addresses(server, tag))
+    with contextlib.ExitStack() as busy:
+        busy.enter_context(waiting("making a first plan, to know how long one takes"))
+
+        def ready() -> None:
+            busy.close()
+            _print_addresses(server, tag)
+
+        return await server.run(stop, ready=ready)
 
 
 def _print_addresses(server: PolicyServer, tag: str) -> None:

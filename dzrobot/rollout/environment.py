@@ -31,6 +31,11 @@ from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 from dzrobot.rollout.facts import EnvironmentFacts, facts_of
 from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, Protocol, environment_key
 
+FIRST_USE = (
+    "simulators start; their first use in an installation compiles their code, about a minute"
+)
+"""Why the first episode of a run takes long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorOptions:
@@ -213,14 +218,15 @@ def environment_arguments(
         ConfigError: the protocol asks for what the environment cannot do.
     """
     check_arguments(env, given)
-    known, _ = accepted(env)
     arguments = protocol_arguments(env, protocol)
-    sizes = {view.resolution for view in robot.views}
-    if "resolution" in known and len(sizes) == 1:
-        height, width = sizes.pop()
-        if height == width:
-            arguments["resolution"] = height
-    return {**arguments, **anchored(env, robot), **given}
+    return {**arguments, **sized(env, robot), **anchored(env, robot), **given}
+
+
+def sized(env: str, robot: Embodiment) -> dict[str, Any]:
+    """Return the argument that gives ``env`` images of the robot's size; empty where none does."""
+    (height, width), *others = {view.resolution for view in robot.views} or {(0, 1)}
+    chosen = "resolution" in accepted(env)[0] and not others and height == width
+    return {"resolution": height} if chosen else {}
 
 
 def protocol_arguments(env: str, protocol: Protocol) -> dict[str, Any]:

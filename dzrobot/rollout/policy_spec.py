@@ -31,6 +31,7 @@ from dzrobot.policies.dreamzero.options import (
     ServerDecides,
     WeightOptions,
     check_device,
+    chosen_device,
 )
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rng import numpy_generator
@@ -105,7 +106,7 @@ class PolicySpec(PolicyOptions, WeightOptions):
 
     device: Annotated[str, ServerDecides(), Flag(
         "cpu, cuda, cuda:1, or auto: a GPU where there is one", kind="device",
-    )] = "cpu"  # fmt: skip
+    )] = "auto"  # fmt: skip
 
     dtype: Annotated[Literal["float32", "bfloat16"] | None, ServerDecides(), Flag(
         "what the network computes in (default: float32 on a CPU, else bfloat16)",
@@ -125,6 +126,11 @@ class PolicySpec(PolicyOptions, WeightOptions):
         if self.name == "expert":
             return EXPERT
         return self.name if self.privileged else None
+
+    @property
+    def computes(self) -> bool:
+        """Return whether a network of it runs here, or in the actors of a cluster."""
+        return self.name.startswith(LEROBOT) or self.is_checkpoint
 
     @property
     def looks(self) -> bool:
@@ -169,6 +175,15 @@ class ResolvedPolicy:
     spec: PolicySpec
     robot: Embodiment
     checkpoint: "Checkpoint | None" = None
+
+    @property
+    def where(self) -> str:
+        """On which device the network runs, as a line for the user; empty: none is chosen here."""
+        if self.checkpoint is None or self.spec.cfg_device is not None:
+            return ""
+        from dzrobot.policies.dreamzero.options import device_name
+
+        return f"The policy runs on {device_name(self.spec.device)}."
 
     @cached_property
     def acting(self) -> ActingOptions:
@@ -222,9 +237,7 @@ def resolve_policy(
         ConfigError: nothing says which robot it is, or there is no such device.
     """
     # For every policy: who names a device means one that is there.
-    check_device(spec.device)
-    if spec.cfg_device is not None:
-        check_device(spec.cfg_device)
+    spec = _placed(spec)
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.hub import local_path
@@ -258,6 +271,16 @@ def resolve_policy(
     elif of_environment is not None:
         robot = replace(robot, action_anchor=of_environment.action_anchor)
     return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
+
+
+def _placed(spec: PolicySpec) -> PolicySpec:
+    """Return ``spec`` with the device of a network that runs here; all devices exist."""
+    if spec.is_checkpoint:
+        spec = replace(spec, device=chosen_device(spec.device))
+    for device in (spec.device, spec.cfg_device):
+        if device not in (None, "auto"):
+            check_device(device)
+    return spec
 
 
 def load_policy(found: ResolvedPolicy) -> Policy | None:
@@ -462,7 +485,7 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> Policy:
 
     return LeRobotPolicy(
         spec.name.removeprefix(LEROBOT), robot,
-        device=spec.device, seed=seed, revision=spec.revision,
+        device=chosen_device(spec.device), seed=seed, revision=spec.revision,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.files import explained, write_text
+from dzrobot.progress import waiting
 
 Ask = Callable[[str], str]
 """Shows a question and returns what was typed."""
@@ -72,10 +73,14 @@ def write_taught(
     workcell, config = located(None, described)
     env = connectable(workcell, config)
     try:
-        workcell.open()
-        found = [device.serial for device in list_cameras(workcell.camera_settings())] + list_uvc()
+        with waiting("starting the devices"):
+            workcell.open()
+        with waiting("looking for cameras"):
+            listed = list_cameras(workcell.camera_settings())
+            found = [device.serial for device in listed] + list_uvc()
         say(f"cameras: {', '.join(found) or 'none'}")
-        env.arm.connect()
+        with waiting("connecting to the arm"):
+            env.arm.connect()
         guided: Ask = ask
         if isinstance(workcell, EmulatedWorkcell):
             guided = _Practice(workcell, env.arm, ask, say)

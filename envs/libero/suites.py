@@ -36,6 +36,15 @@ PACKAGES: Mapping[str, TaskPackage | None] = {
 }
 """Wheel that holds the tasks of a suite; None: hf-libero, which is installed."""
 
+BENCHMARKS = ("LIBERO", PRO.title, PLUS.title)
+
+
+def benchmark_of(suite: str) -> str:
+    """Return the benchmark that a suite is of, one of ``BENCHMARKS``."""
+    package = PACKAGES[suite]
+    return BENCHMARKS[0] if package is None else package.title
+
+
 Prompt = Literal["name", "bddl"]
 """Where an instruction comes from: the name of the task, or the language of its problem file."""
 

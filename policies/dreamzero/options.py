@@ -349,6 +349,30 @@ class WeightOptions:
             raise ConfigError(f"memory={self.memory} must be a number of bytes, or None")
 
 
+def chosen_device(device: str) -> str:
+    """Return ``device``; of ``auto``, a GPU where torch sees one, else the processor."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name(device: Any) -> str:
+    """Return the name of an accelerator and its memory; ``cpu`` for the processor.
+
+    Args:
+        device: A ``torch.device``, or its name.
+    """
+    import torch
+
+    found = torch.device(device)
+    if found.type != "cuda":
+        return found.type
+    total = torch.cuda.get_device_properties(found).total_memory / 2**30
+    return f"{torch.cuda.get_device_name(found)} ({total:.0f} GiB)"
+
+
 def check_device(device: object) -> None:
     """Raise ConfigError, naming those that there are, where torch sees no such device.
 

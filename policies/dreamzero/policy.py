@@ -51,6 +51,7 @@ from dzrobot.policies.dreamzero.options import (
     PolicyOptions,
     WeightOptions,
     check_device,
+    chosen_device,
 )
 from dzrobot.policies.dreamzero.parts import PolicyParts, check_combinations, load_parts
 from dzrobot.policies.dreamzero.requests import Continuing, Requests
@@ -150,7 +151,7 @@ class DreamZeroPolicy(Policy):
                 ``open_checkpoint`` returned: then it is not opened again.
             embodiment: The robot, or its tag; the checkpoint must have been trained for it. None:
                 the one that the checkpoint names, if it names exactly one.
-            device: Where the network runs.
+            device: Where the network runs; ``auto`` is a GPU where torch sees one.
             dtype: What it computes in; None for float32 on a CPU and bfloat16 elsewhere.
             revision: Branch, tag or commit of a Hugging Face repository.
             tokenizer: Folder, repository or tokenizer; None for the checkpoint's own, else the one
@@ -164,6 +165,7 @@ class DreamZeroPolicy(Policy):
             ConfigError: No such device, options that exclude each other, or too little memory.
             MissingDependencyError: ``weights`` asks for what is not installed.
         """
+        device = chosen_device(device) if isinstance(device, str) else device
         check_device(device)
         parts = load_parts(
             path_or_repo,

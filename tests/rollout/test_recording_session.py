@@ -85,7 +85,7 @@ def test_episodes_count_kept_successes_and_go_on_where_they_were(tmp_path):
     shown = session(folder, goal, SUCCESS, clock=lambda: next(seconds))
     assert marks(folder)[2:] == [(True, 3, "")]
     assert shown == [
-        "kept 2 of 3, failures 1, discarded 1, unknown left",
+        "kept 2 of 3, failures 1, discarded 1, 0:00:00 so far",
         "kept 3 of 3, failures 1, discarded 1, 0:00:00 left",
     ]
     # Nothing is left to do: nobody is asked, nothing moves.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.policies.dreamzero.options import device_name
 from dzrobot.recording.writer import EpisodeWriter
 from dzrobot.rng import numpy_generator
 from dzrobot.training.bench.document import Machine
@@ -61,14 +62,6 @@ def this_machine(device: torch.device) -> Machine:
         threads=torch.get_num_threads(), torch=torch.__version__,
         python=".".join(platform.python_version_tuple()[:2]),
     )  # fmt: skip
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of an accelerator and its memory; ``cpu`` for the processor."""
-    if device.type != "cuda":
-        return device.type
-    total = torch.cuda.get_device_properties(device).total_memory / GIB
-    return f"{torch.cuda.get_device_name(device)} ({total:.0f} GiB)"
 
 
 def _processor() -> str:

@@ -6,13 +6,14 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.files import explained, locked
 from dzrobot.process import EscapedFormatter, exit_code, is_first_to_report, log_escaped
+from dzrobot.progress import waiting
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
 
@@ -85,11 +86,12 @@ def train(
     else:
         config = recipe
     _log.info("loading libraries, then weights and datasets")
-    from dzrobot.training.run.build import build
-    from dzrobot.training.run.heartbeat import Heartbeat, Member
-    from dzrobot.training.run.parallel import init_distributed
-    from dzrobot.training.run.plugin import Plugins
-    from dzrobot.training.run.trainer import Trainer
+    with _waiting("loading libraries"):
+        from dzrobot.training.run.build import build
+        from dzrobot.training.run.heartbeat import Heartbeat, Member
+        from dzrobot.training.run.parallel import init_distributed
+        from dzrobot.training.run.plugin import Plugins
+        from dzrobot.training.run.trainer import Trainer
 
     own = Plugins.of(config.runner.plugins, plugins)
     world = init_distributed()
@@ -103,9 +105,15 @@ def train(
         run_folder(config.runner.output_dir, world),
         heartbeat.running(compiles=compiles),
     ):
-        trainer = Trainer(build(config, world, own), heartbeat=heartbeat)
+        with _waiting("loading weights and datasets"):
+            trainer = Trainer(build(config, world, own), heartbeat=heartbeat)
         finished = trainer.run()
     return 0 if finished else exit_code(trainer.stopped_by)
+
+
+def _waiting(what: str) -> AbstractContextManager[None]:
+    """Say what is waited for; of several processes, the main one does."""
+    return waiting(what) if os.environ.get("RANK", "0") == "0" else nullcontext()
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class RunLog:
             self._progress.update(self._task, numbers=_short(record))
         elif self._loggers:
             left = self._left.estimate(step, self._total)
-            _log.info("step %d of %d, %s left: %s", step, self._total, left, _short(record))
+            _log.info("step %d of %d, %s: %s", step, self._total, left, _short(record))
 
     def note(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write metrics that are not part of every record, such as those of an evaluation."""

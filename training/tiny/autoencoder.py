@@ -206,18 +206,23 @@ def _noise(
 
 
 @torch.no_grad()
-def reconstruction_psnr(vae: Vae, data: TrainingData, plan: AutoencoderPlan) -> float:
+def reconstruction_psnr(
+    vae: Vae, data: TrainingData, plan: AutoencoderPlan,
+    report: Callable[[int, int], None] = lambda *_: None,
+) -> float:  # fmt: skip
     """Return the PSNR (dB) of decoded frames, the mean over those of ``plan.held_batches`` batches.
 
     Args:
         vae: After the fit.
         data: Recordings that nothing was fitted to.
         plan: Size and number of the batches.
+        report: Called after every batch with how many are done, and of how many.
     """
-    values = [
-        -10 * ((vae.decode(vae.encode(clips)) - clips) / 2).square().mean(dim=(1, 3, 4)).log10()
-        for clips in _clips(data, plan.clip_batch, plan, 0, plan.held_batches)
-    ]
+    values = []
+    for clips in _clips(data, plan.clip_batch, plan, 0, plan.held_batches):
+        squares = ((vae.decode(vae.encode(clips)) - clips) / 2).square()
+        values.append(-10 * squares.mean(dim=(1, 3, 4)).log10())
+        report(len(values), plan.held_batches)
     return float(torch.cat(values).mean())
 
 

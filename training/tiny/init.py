@@ -32,7 +32,7 @@ from dzrobot.policies.dreamzero.network.config import (
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import NewCheckpoint, TinyWeightsSource, write_new_checkpoint
-from dzrobot.progress import progress_bar
+from dzrobot.progress import progress_bar, waiting
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import (
     EpisodeSelection,
@@ -46,6 +46,7 @@ from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
     AutoencoderData,
+    AutoencoderReport,
     clip_source,
     fit_autoencoder,
     images_metadata,
@@ -167,7 +168,8 @@ def write_fitted_checkpoint(
     """
     refuse_existing(output)
     config = mini_config(target.embodiment, size)
-    data = _opened(target, plan)
+    with waiting("reading the recordings"):
+        data = _opened(target, plan)
     with torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)
@@ -230,9 +232,12 @@ def _fit(
     """Train ``vae``; return what was done."""
     steps = plan.still_steps + plan.clip_steps + plan.decoder_steps
     with progress_bar("fitting the autoencoder") as advance:
-        error = fit_autoencoder(
-            vae, data.fitted, plan, lambda line: advance(line.step, steps), saves
-        )
+
+        def report(line: AutoencoderReport) -> None:
+            last = "measuring what was fitted" if line.step == steps else None
+            advance(line.step, steps, last)
+
+        error = fit_autoencoder(vae, data.fitted, plan, report, saves)
     return {
         "recipe": "dzrobot init",
         "seed": plan.seed,
@@ -244,5 +249,10 @@ def _fit(
         "dtype": plan.dtype,
         "error": round(error, 5),
         "held_out_episodes": plan.held_out,
-        "psnr": round(reconstruction_psnr(vae, data.held_out, plan), 3),
+        "psnr": round(_psnr(vae, data.held_out, plan), 3),
     }
+
+
+def _psnr(vae: Vae, data: TrainingData, plan: AutoencoderPlan) -> float:
+    with progress_bar("scoring decoded clips") as show:
+        return reconstruction_psnr(vae, data, plan, show)

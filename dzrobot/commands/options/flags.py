@@ -135,15 +135,11 @@ def shard(written: str) -> tuple[int, int]:
 
 
 def device(written: str) -> str:
-    """Type of devices; ``auto`` is a GPU where torch sees one.
+    """Type of devices.
 
-    Whether a named device exists is checked when the policy is resolved.
+    What ``auto`` is, and whether a named device exists, is seen when the policy is resolved.
     """
-    if written == "auto":
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not _DEVICE.match(written):
+    if written != "auto" and not _DEVICE.match(written):
         raise _refusal(written, "cpu, cuda, cuda:N or auto")
     return written
 

@@ -9,7 +9,7 @@ from typing import Any
 from dzrobot.cluster import LOCAL, ClusterOptions
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
-from dzrobot.policies.dreamzero.options import LooseWeights
+from dzrobot.policies.dreamzero.options import LooseWeights, chosen_device
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.websocket import read_key
 
@@ -57,7 +57,7 @@ def read_policy(
         said["config_from"] = LooseWeights(**loose, embodiment=said.get("embodiment"))
     spec = PolicySpec(**said, name=name)
     if spec.memory is not None:
-        if spec.device == "cpu":
+        if chosen_device(spec.device) == "cpu":
             raise ConfigError(
                 "--memory says how much of a GPU may be used, and this network runs on the "
                 "processor; give --device cuda, or leave it out"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError, counted
 from dzrobot.importing import is_reference, load_reference
-from dzrobot.progress import TimeLeft
+from dzrobot.progress import TimeLeft, waiting
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import too_short
 from dzrobot.rollout.arm.attended import Attended, EndedByDriver, attended
@@ -36,10 +36,13 @@ from dzrobot.rollout.demonstrations.record import (
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     OperatorOptions,
+    accepts_same,
     anchored,
     at_full_speed,
+    look_at,
     made_environment,
     needed_robot,
+    sized,
 )
 from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.facts import EnvironmentFacts, facts_of
@@ -195,16 +198,26 @@ def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
             be written.
     """
     driver, facts = run.driver, run.facts
-    given, found = at_full_speed(run.arguments, facts), driver.found(facts)
+    given = at_full_speed(run.arguments, facts)
+    with waiting("looking at what acts"):
+        found = driver.found(facts)
     if found is not None:
         given = {**anchored(run.env, found.robot), **given}
+        seen = {**sized(run.env, found.robot), **run.arguments}
+        if not accepts_same(run.env, seen, run.arguments):
+            # The images have the size that the policy sees.
+            given, facts = {**seen, **given}, look_at(run.env, None, seen)
+            run = replace(run, facts=facts)
+        if found.where:
+            say(found.where)
     driver.check_noise(facts)
     env = made_environment(run.env, {"max_episode_steps": run.max_steps, **given})
     if found is not None and found.spec.looks:
         check_conventions(needed_robot(run.env, facts_of(env)), found.robot)
     if driver.noise:
         env = NoisyActions(env, driver.noise)
-    actor = driver.actor(env, needed_robot(run.env, facts), facts, found)
+    with waiting("loading what acts"):
+        actor = driver.actor(env, needed_robot(run.env, facts), facts, found)
     with (
         attended(run.operator) as people,
         closing(env),

@@ -36,10 +36,12 @@ from dzrobot.rollout.demonstrations.record import (
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_attempts
 from dzrobot.rollout.environment import (
     accepted,
+    accepts_same,
     check_fits,
     look_at,
     made_environment,
     needed_robot,
+    sized,
 )
 from dzrobot.rollout.episode import EpisodeResult, run_episode
 from dzrobot.rollout.policy_spec import EXPERT, PrivilegedActor, load_factory
@@ -64,7 +66,10 @@ class CollectionPlan:
     env_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for ``gym.make``."""
 
-    embodiment: Annotated[str | None, Flag("robot (default: what the environment says)")] = None
+    embodiment: Annotated[str | None, Flag(
+        "robot whose columns and image size the dataset has (default: what the environment says)",
+        alias="robot",
+    )] = None  # fmt: skip
     """Robot whose columns the dataset has: a tag, or ``module:NAME``. None: the environment's."""
 
     policy: Annotated[str, Flag("expert, or module:factory")] = "expert"
@@ -134,7 +139,7 @@ def collect(
         ProtocolError: ``root`` holds a collection of another plan, or an attempt raised.
         DatasetError: too few attempts succeed, or the disk is full; then the same call resumes.
     """
-    robot = _robot(plan)
+    plan, robot = _served(plan)
     load_factory(_policy_name(plan))
     version, video = format
     goal = RecordingGoal(
@@ -310,8 +315,10 @@ def _arguments(plan: CollectionPlan) -> dict[str, Any]:
     return dict(plan.env_arguments)
 
 
-def _robot(plan: CollectionPlan) -> Embodiment:
-    """Return the robot that is recorded; everything about the environment is checked before.
+def _served(plan: CollectionPlan) -> tuple[CollectionPlan, Embodiment]:
+    """Return the plan with images of the size of the robot that is recorded, and that robot.
+
+    Everything about the environment is checked before.
 
     Raises:
         DzrobotError: the environment cannot be made, or does not fit the robot.
@@ -324,11 +331,16 @@ def _robot(plan: CollectionPlan) -> Embodiment:
     own = plan.embodiment
     robot = needed_robot(plan.env, facts) if own is None else load_embodiment(own)
 
+    given = plan.env_arguments
+    served = {**sized(plan.env, robot), **given}
+    if not accepts_same(plan.env, served, given):
+        plan = replace(plan, env_arguments=served)
+
     def check(env: gym.Env[Any, Any]) -> None:
         check_fits(plan.env, env, robot, needed=robot.observation_keys)
 
     look_at(plan.env, None, _arguments(plan), check)
-    return robot
+    return plan, robot
 
 
 def _keep_plan(plan: CollectionPlan, root: Path, robot: Embodiment) -> None:

@@ -120,7 +120,7 @@ class Tally:
             done, total = self.attempts, goal.attempts or 0
             text = f"attempts {done} of {total}, kept {self.kept}"
         time_left = left.estimate(done, max(done, total))
-        return f"{text}, failures {self.failures}, discarded {self.discarded}, {time_left} left"
+        return f"{text}, failures {self.failures}, discarded {self.discarded}, {time_left}"
 
 
 def record_session(

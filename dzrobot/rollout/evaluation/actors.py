@@ -23,6 +23,7 @@ from typing import Any
 from dzrobot import files
 from dzrobot.cluster import Cluster, Needs, own_error
 from dzrobot.errors import ProtocolError, printable
+from dzrobot.policies.dreamzero.options import chosen_device
 from dzrobot.rollout.evaluation.card import refuse_other_code, refuse_unlike
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOptions, prepare
 from dzrobot.rollout.evaluation.workers import WORKER_DIED, pool_opener
@@ -374,7 +375,9 @@ class ActorGroup:
 
 def needs_of(policy: PolicySpec, workers: int) -> Needs:
     """Return what an actor occupies: a GPU for each of its devices, else its workers' CPUs."""
-    used = {one for one in (policy.device, policy.cfg_device) if one not in (None, "cpu")}
+    # Which device `auto` is, an actor sees for itself; it has a GPU where this machine has one.
+    device = chosen_device(policy.device) if policy.computes else policy.device
+    used = {one for one in (device, policy.cfg_device) if one not in (None, "auto", "cpu")}
     return Needs(cpus=0 if used else max(1, workers), gpus=len(used))
 
 

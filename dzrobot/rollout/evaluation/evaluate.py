@@ -14,8 +14,13 @@ from rich.console import Console
 
 from dzrobot.errors import ConfigError, counted
 from dzrobot.process import terminable, world_size
-from dzrobot.progress import progress_bar
-from dzrobot.rollout.environment import KeptEnvironment, OperatorOptions, make_environment
+from dzrobot.progress import progress_bar, waiting
+from dzrobot.rollout.environment import (
+    FIRST_USE,
+    KeptEnvironment,
+    OperatorOptions,
+    make_environment,
+)
 from dzrobot.rollout.evaluation.card import (
     card_digest,
     keep_card,
@@ -28,6 +33,7 @@ from dzrobot.rollout.evaluation.card import (
     with_code_of,
 )
 from dzrobot.rollout.evaluation.planning import (
+    EvaluationPlan,
     EvaluationRequest,
     Exclusion,
     Opened,
@@ -343,8 +349,6 @@ class EvaluationSession:
                 rule that ends it.
         """
         opened, options = self._opened(request)
-        for line in opened.plan.notes:
-            self.say(line)
         folder = (
             output
             or self.output
@@ -369,11 +373,21 @@ class EvaluationSession:
     def _opened(self, request: EvaluationRequest) -> tuple[Opened, RunOptions]:
         """Return the evaluation, its policy loaded here or by actors, and how it is run."""
         if self.cluster is None:
-            return open_plan(plan(request)), self.options
+            with waiting("looking at the environment and the policy"):
+                planned = plan(request)
+            self._note(planned)
+            with waiting("loading the policy"):
+                return open_plan(planned), self.options
         from dzrobot.rollout.evaluation.actors import ActorGroup
 
-        group = ActorGroup(self.cluster, request, self.options)
+        with waiting("starting the actors, which load the policy"):
+            group = ActorGroup(self.cluster, request, self.options)
+        self._note(group.opened.plan)
         return group.opened, replace(self.options, engine=group.engine)
+
+    def _note(self, planned: EvaluationPlan) -> None:
+        for line in planned.notes:
+            self.say(line)
 
     def _run_on_arm(self, opened: Opened, output: Path, options: RunOptions) -> Summary:
         from dzrobot.rollout.arm.attended import attended
@@ -420,7 +434,7 @@ def run_session(
 
 
 def _run_in_simulation(opened: Opened, output: Path, options: RunOptions) -> Summary:
-    with progress_bar("episodes") as advance, terminable():
+    with progress_bar("episodes", hint=FIRST_USE) as advance, terminable():
         return evaluate(
             opened, output, options, lambda far: advance(far.done, far.total, _progress(far))
         )

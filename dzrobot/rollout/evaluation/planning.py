@@ -145,17 +145,18 @@ class RunOptions:
     """Processes that step environments; 0: everything in this process."""
 
     videos: Annotated[Wanted, Flag(
-        "episodes to film; without films, images that nothing reads are not drawn",
+        "episodes to film; of none, predictions are kept only where --predictions on asks for "
+        "them, and images that nothing reads are not drawn",
     )] = "all"  # fmt: skip
     """Which episodes a video is kept of."""
 
     predictions: Annotated[bool | None, Flag(
         "keep what the policy predicts, for `dzrobot report` (default: on for up to "
-        f"{PREDICTED_EPISODES} episodes of a policy that predicts)",
+        f"{PREDICTED_EPISODES} filmed episodes of a policy that predicts)",
         words={"on": True, "off": False},
     )] = None  # fmt: skip
     """Whether what the policy predicts is kept for the report. None: where it predicts, of at most
-    `PREDICTED_EPISODES` episodes."""
+    `PREDICTED_EPISODES` episodes, and some are filmed."""
 
     shard: Annotated[tuple[int, int], Flag(
         "part I (from 0) of N parts (default: 0/1)", metavar="I/N", kind="shard",
@@ -346,7 +347,7 @@ def plan(request: EvaluationRequest) -> EvaluationPlan:
     if request.policy.name == REMOTE:
         refuse_local(request.policy)
     request, notes = with_bundled(request)
-    spec, policy = request.spec, request.policy
+    spec = request.spec
     cases = plan_episodes(spec)
     firsts = {case.env: case for case in reversed(cases)}
     names = list(dict.fromkeys(case.env for case in cases))
@@ -357,12 +358,13 @@ def plan(request: EvaluationRequest) -> EvaluationPlan:
             "Every step runs at the workcell's slow_pace, as in a first trial; --full-speed "
             "lets the policy drive as fast as it commands."
         )
+    notes += [found.where] if found.where else []
     refuse_excluded(_OF_AN_ARM if first.moves_an_arm else (), request)
     timed = _schedule(request, first, found.robot)
     if request.perturbation is not None:
         for name, own in facts.items():
             request.perturbation.check(name, own.perturbations)
-    settled = _settled(policy, spec, found.robot, timed)
+    settled = _settled(found.spec, spec, found.robot, timed)
     planned = EvaluationPlan(
         request=request,
         cases=cases,
@@ -547,7 +549,7 @@ def keeps_predictions(opened: Opened, options: RunOptions) -> bool:
     """
     why = next((text for excludes, text in _UNPREDICTED if excludes(opened)), None)
     if why is None:
-        few = len(opened.plan.cases) <= PREDICTED_EPISODES
+        few = len(opened.plan.cases) <= PREDICTED_EPISODES and options.videos != "none"
         return few if options.predictions is None else options.predictions
     if options.predictions:
         raise ConfigError(f"--predictions on: {why(opened)}; leave it out")

@@ -18,6 +18,7 @@ from rich.console import Console
 from dzrobot import files
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.progress import waiting
 from dzrobot.rng import numpy_generator
 from dzrobot.rollout.arm.attended import Attended, attended
 from dzrobot.rollout.environment import KeptEnvironment, OperatorOptions, make_environment
@@ -199,7 +200,8 @@ def evaluate_blind(
 
 def _opened(session: EvaluationSession, candidates: dict[str, Candidate]) -> tuple[Opened, ...]:
     """Load every policy; check that an arm is moved, and that all are evaluated alike."""
-    found = tuple(prepare(one.request) for one in candidates.values())
+    with waiting("loading the policies"):
+        found = tuple(prepare(one.request) for one in candidates.values())
     for line in dict.fromkeys(line for one in found for line in one.plan.notes):
         session.say(line)
     first, *others = found
