@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dzrobot.rollout.evaluation.evaluate import evaluate
     from dzrobot.training.run.launch import train
 
-__version__ = "0.1.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "DreamZeroPolicy",

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import dzrobot
 from dzrobot.code_identity import counted_files
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,20 @@ def test_every_file_that_counts_is_in_the_wheel():
         if not any(PurePath(within).match(pattern) for pattern in patterns):
             missing.append(f"{name}: {within}")
     assert missing == []
+
+
+def test_one_version_is_told_everywhere():
+    """The newest section of the changelog is what this is, or what it becomes."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^## (?:Unreleased \()?(\d+\.\d+\.\d+)(\)?)", changelog, re.MULTILINE)
+    (newest, unreleased), *_ = sections
+    version = f"{newest}.dev0" if unreleased else newest
+    assert dzrobot.__version__ == version
+    for file in ("pyproject.toml", "plugins/lerobot_policy_dreamzero/pyproject.toml"):
+        assert tomllib.loads((ROOT / file).read_text())["project"]["version"] == version, file
+    released = next(number for number, bracket in sections if not bracket)
+    assert f"\nversion: {released}\n" in (ROOT / "CITATION.cff").read_text()
+    assert len({number for number, _ in sections}) == len(sections)
 
 
 def test_the_robots_machine_gets_the_same_versions_and_no_torch():

@@ -40,7 +40,7 @@ from dzrobot.training.cost.plan import (
     run_speed,
     settle,
 )
-from dzrobot.training.cost.speed import describe_speed, peak_tflops
+from dzrobot.training.cost.speed import describe_measured, describe_speed, peak_tflops
 from dzrobot.training.recipes.read import read_planned
 from dzrobot.training.run import parallel
 from dzrobot.training.run.build import build
@@ -380,3 +380,25 @@ def test_a_profile_parts_the_operations_of_a_sample(capsys):
     shares = sum(float(line.split()[-3]) for line in parts)
     assert shares == pytest.approx(float(whole.split()[-2]), rel=1e-3)
     assert len(parts) == 4
+
+
+def test_nothing_is_forecast_for_a_machine_that_is_not_there(capsys):
+    """The other side is this machine: torch's own word on whether it has a GPU."""
+    assert cli.main(["plan", "droid_sft_dreamzero_5b", "--gpus", "8", "--memory", "80"]) == 0
+    named = capsys.readouterr().out
+    assert named.startswith("planned for 8 x 80 GiB, 989 TFLOP/s each (as named; this machine has ")
+    # The slowest and the fastest of the published programs, with two digits each.
+    assert "estimated 4.5 to 36 samples/s, 0.56 to 4.4 per device" in named
+    assert cli.main(["plan", "libero_lora_dreamzero_5b"]) == 0
+    here = capsys.readouterr().out
+    assert here.startswith("planned for ")
+    has_gpu = torch.cuda.is_available()
+    assert ("and torch sees no GPU\n" in here) is not has_gpu
+    assert ("\nfits " in here) is has_gpu
+    assert ("samples/s, " in here) is has_gpu
+
+
+def test_a_measured_rate_is_a_range_with_two_digits():
+    told = describe_measured([2.713, 2.688, 2.951], 8000)
+    assert told.startswith("measured here: 2.7 to 3 samples/s in 3 trials; the run's 8,000 samples")
+    assert "0:45:00 to 0:50:00" in told

@@ -1,12 +1,17 @@
 """How fast training is: what was published of it, and an estimate that is fitted to that."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
+from dzrobot.errors import counted
 from dzrobot.policies.dreamzero.network.config import DiTConfig, preset
+from dzrobot.policies.dreamzero.options import chosen_device, device_name
 from dzrobot.training.cost.flops import SampleCost
+from dzrobot.training.cost.memory import GIB
 from dzrobot.training.sft_config import SFTConfig
 
 H100_TFLOPS = 989.0
@@ -37,6 +42,52 @@ def peak_tflops(device_name: str) -> float | None:
 def device_peak(device: torch.device) -> float | None:
     """Return the dense bf16 peak of ``device`` in TFLOP/s, None where it is not known."""
     return peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedDevices:
+    """What a run is planned for: the machine at hand, or GPUs that somebody named."""
+
+    count: int
+    """Processes, one device each."""
+
+    memory_gib: float
+    """Memory of one GPU; 0: a processor, whose memory is not planned."""
+
+    peak_tflops: float
+    """Dense bf16 peak of one GPU, TFLOP/s; 0: a processor."""
+
+    text: str
+
+    @classmethod
+    def of(cls, count: int | None, gib: float | None, peak: float | None) -> "PlannedDevices":
+        """Return what was named, and what torch sees here in place of what was not.
+
+        Args:
+            count: Devices.
+            gib: Memory of one.
+            peak: Dense bf16 peak of one, TFLOP/s.
+        """
+        device = torch.device(chosen_device("auto"))
+        if device.type != "cuda" and (count, gib, peak) == (None, None, None):
+            cores = counted(len(os.sched_getaffinity(0)), "processor core")
+            text = f"this machine: {cores}, and torch sees no GPU"
+            return cls(count=1, memory_gib=0.0, peak_tflops=0.0, text=text)
+        here, own_gib, own_peak = "no GPU", _NAMED_GIB, H100_TFLOPS
+        if device.type == "cuda":
+            here, own_peak = device_name(device), device_peak(device) or H100_TFLOPS
+            own_gib = torch.cuda.get_device_properties(device).total_memory / GIB
+        is_here = gib is None and peak is None and (count or 1) <= torch.cuda.device_count()
+        found = f"this machine has {here}" if is_here else f"as named; this machine has {here}"
+        size = f"{count or 1} x {gib or own_gib:.3g} GiB, {peak or own_peak:g} TFLOP/s each"
+        return cls(
+            count=count or 1, memory_gib=gib or own_gib, peak_tflops=peak or own_peak,
+            text=f"{size} ({found})",
+        )  # fmt: skip
+
+
+_NAMED_GIB = 80.0
+"""Memory of a GPU that was named by its number or peak alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +166,9 @@ def known_speed(config: SFTConfig, dit: DiTConfig, cost: SampleCost, setting: Se
     """
     network = next((name for name in FITTED_UTILIZATION if _is_as_large(dit, name)), None)
     unknown = "" if network else "no network of this size was published with its speed"
-    if network and config.parallel.param_dtype != "bf16":
+    if network and not setting.peak_tflops:
+        unknown = "for a GPU that is not here, name it: --gpus, --memory, --peak-tflops"
+    elif network and config.parallel.param_dtype != "bf16":
         unknown = "the published rows compute in bfloat16"
     elif network and config.parallel.float8:
         unknown = "the published rows have no products in float8"
@@ -145,7 +198,7 @@ def _is_as_large(dit: DiTConfig, name: str) -> bool:
 def _differences(config: SFTConfig, row: PublishedRate, setting: Setting) -> Iterator[str]:
     if setting.devices != PUBLISHED_DEVICES:
         yield f"{setting.devices} device{'s' * (setting.devices > 1)}"
-    if setting.peak_tflops != H100_TFLOPS:
+    if setting.peak_tflops not in (0.0, H100_TFLOPS):
         yield f"a peak of {setting.peak_tflops:g} TFLOP/s"
     if setting.robot != PUBLISHED_ROBOT:
         yield setting.robot
@@ -161,13 +214,19 @@ def describe_speed(speed: Speed) -> Iterator[str]:
     """Yield the estimate with what it is fitted to, beside what was published, as lines."""
     yield f"operations of one sample {_tera(speed.cost.executed)} TFLOP"
     if speed.rate is None:
-        yield f"samples per second: not known: {speed.unknown}"
+        yield f"samples per second: not known: {speed.unknown}; --measure trains a few steps here"
     else:
         network, setting = speed.network or "", speed.setting
+        slowest = min(row.rate for row in PUBLISHED_RATES if row.network == network)
+        low = speed.rate * slowest / fitted_row(network).rate
+        whole, one = (
+            f"{two_digits(low * devices)} to {two_digits(speed.rate * devices)}"
+            for devices in (setting.devices, 1)
+        )
         yield (
-            f"estimated {speed.rate * setting.devices:.3g} samples/s, {speed.rate:.3g} per device: "
-            f"{FITTED_UTILIZATION[network]:.0%} of {setting.peak_tflops:g} TFLOP/s, fitted to one "
-            "published row"
+            f"estimated {whole} samples/s, {one} per device: as the slowest published program, to "
+            f"{FITTED_UTILIZATION[network]:.0%} of {setting.peak_tflops:g} TFLOP/s, fitted to the "
+            "fastest"
         )
         if speed.differences:
             yield f"  not as in that row: {', '.join(speed.differences)}"
@@ -185,6 +244,27 @@ def describe_speed(speed: Speed) -> Iterator[str]:
             ratio = fitted.rate / row.rate
             said = "fitted" if row is fitted else f"{ratio:.2f} times too high (not fitted)"
             yield f"  {name:<44}{row.rate:>6.3g}  {said}"
+
+
+def two_digits(number: float) -> str:
+    """Return a number with two digits that count."""
+    return f"{float(f'{number:.1e}'):g}"
+
+
+def describe_measured(rates: Sequence[float], samples: int) -> str:
+    """Return what was measured here, and how long a run takes at that rate.
+
+    Args:
+        rates: Samples per second, each over a few steps.
+        samples: Of the whole run.
+    """
+    slow, fast = min(rates), max(rates)
+    times = [str(timedelta(seconds=float(two_digits(samples / rate)))) for rate in (fast, slow)]
+    return (
+        f"measured here: {two_digits(slow)} to {two_digits(fast)} samples/s in "
+        f"{counted(len(rates), 'trial')}; the run's {samples:,} samples take {times[0]} to "
+        f"{times[1]} at that, without saving and evaluating"
+    )
 
 
 def describe_cost(cost: SampleCost) -> Iterator[str]:
