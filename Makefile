@@ -155,7 +155,7 @@ layers: setup  ## who may import whom
 
 smoke: setup  ## build and install in a bare environment
 	$(BIN)/python -m build --outdir build/dist .
-	sh .ci/smoke build/dist "$(PYTHON)"
+	sh .ci/smoke build/dist "$(PYTHON)" $(BIN)/python
 
 docs: setup  ## build the site into build/docs
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build

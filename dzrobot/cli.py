@@ -34,6 +34,7 @@ GROUPS = {
         "merge": ("merge", "put shards of one evaluation together"),
         "bench": ("bench", "measure the speed of training, acting and simulating"),
         "libero": ("libero", "set LIBERO up and check its assets"),
+        "example": ("example", "list the example programs, or write one into a file to change"),
     },
     "data": {
         "collect": ("collect", "record episodes of a policy in a simulator as a dataset"),

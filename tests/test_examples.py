@@ -38,6 +38,25 @@ def run(monkeypatch, capsys):
     gym.registry.pop("Reach-v0", None)
 
 
+def test_the_command_lists_every_example_and_writes_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["example"]) == 0
+    listed = capsys.readouterr().out
+    for file in EXAMPLES.iterdir():
+        if file.is_file():
+            (line,) = (line for line in listed.splitlines() if line.startswith(f"{file.name} "))
+            assert line.removeprefix(file.name).strip()
+    assert main(["example", "add_a_policy.py"]) == 0
+    written = (tmp_path / "add_a_policy.py").read_text()
+    own = (EXAMPLES / "add_a_policy.py").read_text()
+    assert written == own.replace("examples/add_a_policy.py", "add_a_policy.py")
+    assert main(["example", "add_a_policy.py"]) == 2
+    assert "add_a_policy.py exists: name another file with --output" in capsys.readouterr().err
+    assert main(["example", "add_a_polic.py", "--output", "mine.py"]) == 2
+    assert "Did you mean 'add_a_policy.py'?" in capsys.readouterr().err
+    assert not (tmp_path / "mine.py").exists()
+
+
 def test_adding_an_embodiment(run):
     said = run("add_an_embodiment.py")
     assert "ur5_tabletop: state 7, action 7, (256, 512) pixels" in said

@@ -33,19 +33,37 @@ def test_package_list_equals_the_folders():
             "dzrobot." + ".".join(init.parent.relative_to(ROOT).parts)
             for init in ROOT.glob(f"{name}/**/__init__.py")
         }
-    assert set(listed) == found
+    assert set(listed) == found | {"dzrobot_examples"}
 
 
-def test_every_file_that_counts_is_in_the_wheel():
-    """So that a wheel works as a checkout does, and has its hash."""
+def tracked(*folders):
+    """Return the files below ``folders`` that git tracks; links to folders are not followed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("this is not a checkout of git")
+    return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_every_tracked_file_is_in_the_wheel():
+    """So that a wheel works as a checkout does, and has its hash; `make smoke` looks into both."""
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]
     missing = []
-    for file in counted_files(ROOT / "dzrobot"):
-        package = next(folder for folder in file.parents if (folder / "__init__.py").exists())
-        name = ".".join(package.relative_to(ROOT).parts)
-        within = file.relative_to(package).as_posix()
+    files = {file.relative_to(ROOT / "dzrobot") for file in counted_files(ROOT / "dzrobot")}
+    files |= {Path(name) for name in tracked(*LINKED)}
+    files |= {Path(name).relative_to("dzrobot") for name in tracked("dzrobot")}
+    files |= {Path(name) for name in tracked("examples")}
+    for file in sorted(files):
+        if file.parts[0] == "examples":
+            name, within = "dzrobot_examples", file.name
+        else:
+            folders = [ROOT / "dzrobot" / folder for folder in file.parents]
+            package = next(folder for folder in folders if (folder / "__init__.py").exists())
+            name = ".".join(package.relative_to(ROOT).parts)
+            within = (ROOT / "dzrobot" / file).relative_to(package).as_posix()
         patterns = [*given.get(name, []), *(() if "/" in within else ("*.py", *given["*"]))]
         if not any(PurePath(within).match(pattern) for pattern in patterns):
             missing.append(f"{name}: {within}")

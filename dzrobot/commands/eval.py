@@ -29,8 +29,8 @@ COMMON = (
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 EXAMPLE = (
-    "python examples/eval_libero.py --suite libero_spatial --protocol standard-10x50 "
-    "--checkpoint PATH_OR_HUB_ID --device cuda --workers 8"
+    "dzrobot eval --suite libero_spatial --protocol standard-10x50 --checkpoint PATH_OR_HUB_ID "
+    "--workers 8"
 )
 
 
