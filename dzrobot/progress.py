@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-PATIENCE_S = 2.0
+PATIENCE_S = 10.0
 """Seconds after which a log says that something is waited for."""
 
 HINT_S = 8.0
@@ -86,12 +86,15 @@ class Lines:
     def __post_init__(self) -> None:
         self._began, self._left = self.clock(), TimeLeft(self.clock)
         self._due = self._began + self.first
-        self._text, self._far = self.what, ""
+        self._text = self.what
+        self._far: tuple[int, int] | None = None
 
     def show(self, done: int, total: int, text: str | None = None) -> None:
         """Take how far the work is."""
         self._text = text or self.what
-        self._far = f": {done} of {total}, {self._left.estimate(done, total)}"
+        self._far = (done, total)
+        # What was done before the first report is no speed.
+        self._left.estimate(done, total)
         self.beat()
 
     def beat(self) -> None:
@@ -100,7 +103,10 @@ class Lines:
         if now < self._due:
             return
         self._due = now + self.every
-        line = self._text + (self._far or f": {_span(now - self._began)} so far")
+        line = f"{self._text}: {_span(now - self._began)} so far"
+        if self._far is not None:
+            done, total = self._far
+            line = f"{self._text}: {done} of {total}, {self._left.estimate(done, total)}"
         if self.hint and now - self._began >= HINT_S:
             line, self.hint = f"{line} ({self.hint})", ""
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
