@@ -11,7 +11,12 @@ from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.evaluate import evaluate
-from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
+from dzrobot.rollout.evaluation.planning import (
+    EvaluationRequest,
+    RunOptions,
+    keeps_predictions,
+    prepare,
+)
 from dzrobot.rollout.pages.predicted import quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import (
@@ -37,13 +42,18 @@ EVAL = (
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def opened():
+    """Return an evaluation of a policy that predicts, ready to run."""
+    player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
+    return prepare(EvaluationRequest(spec=POINT, policy=player))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, opened):
     """Return the folders of one episode with and without its predictions."""
     root = tmp_path_factory.mktemp("predicted")
-    player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
-    prepared = prepare(EvaluationRequest(spec=POINT, policy=player))
     for name, wanted, workers in (("with", None, 1), ("without", False, 0)):
-        evaluate(prepared, root / name, RunOptions(workers=workers, predictions=wanted))
+        evaluate(opened, root / name, RunOptions(workers=workers, predictions=wanted))
     return root
 
 
@@ -138,6 +148,13 @@ def test_the_command_tells_how_predictions_go_along_with_success(results, capsys
     out = capsys.readouterr().out
     assert "predicted video and success" in out
     assert "too few" in out
+
+
+def test_without_films_predictions_are_kept_where_they_are_asked_for(opened):
+    for videos, wanted, kept in (
+        ("all", None, True), ("all", False, False), ("none", None, False), ("none", True, True),
+    ):  # fmt: skip
+        assert keeps_predictions(opened, RunOptions(videos=videos, predictions=wanted)) is kept
 
 
 def test_what_predicts_nothing_is_refused_where_it_is_asked_for(tmp_path, capsys):

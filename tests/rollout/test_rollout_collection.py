@@ -1,8 +1,10 @@
 """Demonstrations from the real simulator: kept, resumed, and away from held-back starts."""
 
 import io
+import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
@@ -85,6 +87,22 @@ def points(policies, tmp_path_factory):
     assert set(found.values()) == {True, False}
     assert list(found) == list(range(POINT.first_seed, POINT.first_seed + len(found)))
     return root
+
+
+@pytest.mark.parametrize("given", [None, 64])
+def test_images_have_the_size_of_the_robot_that_is_named_unless_another_is_given(tmp_path, given):
+    tag, arguments = ROBOT.tag, {}
+    if given is not None:
+        tag, arguments = f"{ROBOT.tag}@{given}x{given}", {"resolution": given}
+    plan = replace(POINT, env_arguments=arguments, embodiment=tag, episodes=1)
+    collect(plan, tmp_path / "set")
+    features = json.loads((tmp_path / "set/meta/info.json").read_text())["features"]
+    sizes = {tuple(one["shape"][:2]) for one in features.values() if len(one["shape"]) == 3}
+    assert sizes == {(given or 128, given or 128)}
+    with pytest.raises(ProtocolError, match=r"does not fit libero_mini.*--env-arg resolution=128"):
+        collect(
+            replace(plan, embodiment=ROBOT.tag, env_arguments={"resolution": 64}), tmp_path / "x"
+        )
 
 
 def test_interrupted_and_gone_on_with_is_the_same_to_the_byte(points, tmp_path):
