@@ -237,13 +237,14 @@ def resolve_policy(
         ConfigError: nothing says which robot it is, or there is no such device.
     """
     # For every policy: who names a device means one that is there.
-    spec = _placed(spec)
+    _check_devices(spec)
     checkpoint, robot = None, of_environment
     if spec.is_checkpoint:
         from dzrobot.policies.dreamzero.checkpoints.hub import local_path
 
         # Known before torch is loaded, which what follows needs.
         local_path(spec.name, spec.revision)
+        spec = replace(spec, device=chosen_device(spec.device))
 
         from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
         from dzrobot.policies.dreamzero.parts import as_trained, embodiment_of
@@ -273,14 +274,10 @@ def resolve_policy(
     return ResolvedPolicy(spec=spec, robot=robot, checkpoint=checkpoint)
 
 
-def _placed(spec: PolicySpec) -> PolicySpec:
-    """Return ``spec`` with the device of a network that runs here; all devices exist."""
-    if spec.is_checkpoint:
-        spec = replace(spec, device=chosen_device(spec.device))
+def _check_devices(spec: PolicySpec) -> None:
     for device in (spec.device, spec.cfg_device):
         if device not in (None, "auto"):
             check_device(device)
-    return spec
 
 
 def load_policy(found: ResolvedPolicy) -> Policy | None:
