@@ -93,7 +93,7 @@ class Lines:
         """Take how far the work is."""
         self._text = text or self.what
         self._far = (done, total)
-        # What was done before the first report is no speed.
+        # What was done before the first report does not count as speed.
         self._left.estimate(done, total)
         self.beat()
 
