@@ -157,7 +157,7 @@ def progress_bar(
             nonlocal is_known
             if not is_known:
                 # What was done before does not count as speed.
-                bar.reset(task, total=total, completed=done, before=done)
+                bar.reset(task, total=total, completed=done, hint=hint, before=done)
                 is_known = True
             bar.update(task, description=text or what, total=total, completed=done)
 

@@ -5,6 +5,7 @@ import time
 
 from rich.console import Console
 
+from dzrobot import progress
 from dzrobot.progress import HINT_S, PATIENCE_S, Lines, TimeLeft, progress_bar, waiting
 
 
@@ -87,6 +88,20 @@ def test_a_terminal_sees_at_once_what_is_waited_for():
     # Work of unknown size has no bar that could stand still, nor a time that nobody knows.
     assert "-:--:--" not in stream.getvalue()
     assert "0/" not in stream.getvalue()
+
+
+def test_a_terminal_is_told_why_the_first_piece_takes_long(monkeypatch):
+    monkeypatch.setattr(progress, "HINT_S", 0.0)
+    stream = io.StringIO()
+    with progress_bar("work", console_of(stream, terminal=True), hint="it compiles") as show:
+        show(3, 6)
+        time.sleep(0.3)
+        assert "it compiles" in stream.getvalue()
+        show(4, 6)
+        time.sleep(0.3)
+        told = stream.getvalue().rpartition("4/6")[2]
+        assert told
+        assert "it compiles" not in told
 
 
 def test_a_log_keeps_quiet_about_a_short_wait():
