@@ -313,7 +313,7 @@ class ListTable:
 def _not_a_number(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     if not pa.types.is_floating(column.type):
         return np.zeros(len(column), bool)
-    return np.isnan(column.to_numpy())
+    return np.asarray(np.isnan(column.to_numpy()), bool)
 
 
 def _all_whole(column: pa.ChunkedArray) -> bool:
