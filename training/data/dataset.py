@@ -19,6 +19,7 @@ from dzrobot.embodiments.timing import window as rows_of_window
 from dzrobot.errors import ConfigError, DatasetError, counted, find, preview
 from dzrobot.files import cache_folder, one_at_a_time, replacing, spare_cache
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
+from dzrobot.recording.checks import unfit
 from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
 from dzrobot.training.data.claims import Claims
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
@@ -40,6 +41,9 @@ _FETCH = (
     "Fetch the files again, or leave these episodes out: --damaged count (in a recipe "
     "data.on_corrupt=count)."
 )
+_COMPARED = 256
+"""Episodes whose numbers are compared with the robot's description, spread over all in use."""
+
 _DIGITS = re.compile(r"\d+")
 
 
@@ -72,8 +76,9 @@ class ReaderOptions:
     """See ``start_share``."""
 
     empty: DamagedFiles = "refuse"
-    """A folder without a sample: ``refuse`` raises; ``count`` leaves that to whoever opened it, see
-    :meth:`DatasetReader.require_windows`."""
+    """A folder without a sample, or whose numbers the robot's description does not fit: ``refuse``
+    raises; ``count`` leaves that to whoever opened it, see :meth:`DatasetReader.require_windows`
+    and :meth:`DatasetReader.faults`."""
 
     def __post_init__(self) -> None:
         find(DECODERS, "video decoder", self.decoder)
@@ -125,7 +130,8 @@ class DatasetReader:
             progress: Called with files done and files in all.
 
         Raises:
-            DatasetError: Unreadable, unfitting, without a window, or, under ``refuse``, damaged.
+            DatasetError: Unreadable, unfitting, without a window, or, under ``refuse``, damaged;
+                or its numbers are not those of the robot's description.
         """
         self.options = options or ReaderOptions()
         """How the folder is read."""
@@ -160,6 +166,7 @@ class DatasetReader:
         """Windows of all episodes that can be used, whatever the selection."""
         if self.options.empty == "refuse":
             self.require_windows()
+            self._require_fit()
         for warning in (*self._oddities(), *self._rate_warning()):
             _log.warning("%s: %s", self.catalog.root, warning)
         if self.catalog.uncommitted:
@@ -187,7 +194,26 @@ class DatasetReader:
         """Return what is wrong, a line for each episode that cannot be used, and what is odd."""
         numbers = self.catalog.episodes.index
         lines = [f"episode {numbers[at]}: {text}" for at, text in sorted(self._damage.items())]
-        return [*lines, *self._oddities()]
+        return [*lines, *self._unfit(), *self._oddities()]
+
+    def _require_fit(self) -> None:
+        if found := list(self._unfit()):
+            raise DatasetError(
+                f"{self.catalog.root}: {self.embodiment.tag} does not fit the recorded numbers:\n  "
+                + "\n  ".join(found)
+            )
+
+    def _unfit(self) -> Iterator[str]:
+        """Yield where the robot's description does not fit the numbers of the episodes in use."""
+        used = np.unique(self.windows.episode)
+        if not len(used):
+            return
+        some = used[np.linspace(0, len(used) - 1, min(len(used), _COMPARED)).astype(int)]
+        episodes = [self.states(int(ordinal)) for ordinal in some]
+        yield from unfit(
+            self.embodiment, {key: np.concatenate([one[key] for one in episodes])
+                              for key in self.resolution.vectors},
+        )  # fmt: skip
 
     def _oddities(self) -> Iterator[str]:
         """Yield what is odd, and does not keep an episode from being used."""
