@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dzrobot.embodiments.spec import Embodiment, Gripper, Part, View
     from dzrobot.embodiments.timing import Timing
     from dzrobot.errors import DzrobotError
+    from dzrobot.modality.window import Observation
     from dzrobot.policies.base import Policy
     from dzrobot.policies.dreamzero.bundled import default_checkpoint
     from dzrobot.policies.dreamzero.options import PolicyOptions
@@ -37,6 +38,7 @@ __all__ = [
     "Embodiment",
     "EpisodeWriter",
     "Gripper",
+    "Observation",
     "Part",
     "Policy",
     "PolicyOptions",

@@ -1,11 +1,30 @@
-"""Options declared once: the field of a dataclass holds type, default and help of its flag.
+"""What annotations declare: flags of the command line, and what a public call takes.
 
+The field of a dataclass holds type, default and help of its flag once;
 ``dzrobot.commands.options.flags`` makes parsers of them, and objects of what a parser found.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from dzrobot.errors import ConfigError, printable, suggest
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Kind = Literal["device", "devices", "GiB", "names", "numbers", "path", "shard"]
 """What text stands for where the field's type does not say it."""
@@ -82,3 +101,101 @@ def declared(cls: type, marker: type = Flag) -> Iterator[Declared]:
             flag = next((note for note in notes if isinstance(note, Flag)), Flag(""))
             default = None if defaults[name] is MISSING else defaults[name]
             yield Declared(field=name, flag=flag, type=of, default=default)
+
+
+def at_the_door(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function that refuses arguments its annotations do not allow.
+
+    What is annotated with ``Any``, a protocol, or a name that is imported for type checkers alone
+    is not looked at.
+
+    Raises:
+        ConfigError: says what was given, and what is allowed.
+    """
+    parameters = inspect.signature(function).parameters
+    what = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in [*zip(parameters, args, strict=False), *kwargs.items()]:
+            known = parameters.get(name)
+            if known is not None and (fault := misfit(known.annotation, value)):
+                raise ConfigError(f"{what}: {name}={fault}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_fields(given: Any) -> None:
+    """Check every field of a dataclass against its annotation; called by ``__post_init__``.
+
+    Raises:
+        ConfigError: names all that are not allowed.
+    """
+    hints = _field_types(type(given))
+    faults = [
+        f"{name}={fault}"
+        for name, hint in hints.items()
+        if (fault := misfit(hint, getattr(given, name)))
+    ]
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+@functools.cache
+def _field_types(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def misfit(annotation: Any, value: Any) -> str:
+    """Return why a value is not of the annotated type, with what is allowed; empty: it is."""
+    members = list(_members(annotation))
+    words = [word for member in members if get_origin(member) is Literal
+             for word in get_args(member)]  # fmt: skip
+    kinds = [member for member in members if get_origin(member) is not Literal]
+    if any(_is_of(kind, value) for kind in kinds) or any(
+        value == word and type(value) is type(word) for word in words
+    ):
+        return ""
+    shown = printable(repr(value), 60)
+    near = suggest(value, [word for word in words if isinstance(word, str)]) if isinstance(
+        value, str
+    ) else ""  # fmt: skip
+    allowed = [repr(word) for word in words] + [_name(kind) for kind in kinds]
+    return f"{shown} ({type(value).__name__}); allowed: {', '.join(allowed)}.{near}"
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the alternatives of an annotation."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    kind = get_origin(kind) or kind
+    if kind is None:
+        return value is None
+    if kind is inspect.Parameter.empty:
+        return True
+    if kind is Sequence:
+        # A text is a sequence of letters, which nobody means.
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if kind in (int, float):
+        # Numbers of NumPy count as what they are.
+        named = {int: ("__index__",), float: ("__float__",)}[kind]
+        return not isinstance(value, bool) and any(hasattr(value, one) for one in named)
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    return isinstance(value, kind)
+
+
+def _name(kind: Any) -> str:
+    known = get_origin(kind) or kind
+    return "None" if known in (None, type(None)) else getattr(known, "__name__", str(known))

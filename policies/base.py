@@ -183,6 +183,11 @@ class Policy:
     planning: PlanningTotals | None = None
     """What it has planned so far; None: it does not count."""
 
+    def __repr__(self) -> str:
+        """Return the class and the robot that it acts as."""
+        robot = "any robot" if self.embodiment is None else self.embodiment.tag
+        return f"<{type(self).__name__} of {robot}>"
+
     @property
     def can(self) -> Abilities:
         """Return what it can do: by default, what its class overrides."""

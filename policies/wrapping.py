@@ -142,6 +142,22 @@ def adapted(policy: Policy | Any) -> Policy:
     return _Adapted(policy)
 
 
+def lacks_to_serve(given: Policy | Any) -> list[str]:
+    """Return what a policy that cannot be served would need in order to be.
+
+    Args:
+        given: As its author wrote it; a plain object is not adapted.
+    """
+    if isinstance(given, Policy):
+        missing = ["plan"]
+    else:
+        says = getattr(given, "serves", None) is True
+        missing = [] if says else ["serves = True"]
+        missing += [name for name in _SERVING if not callable(getattr(given, name, None))]
+    stated = getattr(given, "embodiment", None)
+    return [*missing, *([] if isinstance(stated, Embodiment) else ["embodiment"])]
+
+
 _ACTING = ("act", "reset", "end_all")
 _SERVING = ("infer_batch", "evict", "stage", "footprint")
 _OPTIONAL = (

@@ -1,7 +1,8 @@
 """``dzrobot report``: evaluations as a page that a browser opens from disk."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dzrobot.commands.options import flags
@@ -63,11 +64,25 @@ def report(folders: list[Path], output: Path | None = None, foreign: Sequence[Pa
     Raises:
         ProtocolError: a folder holds no results, or the page cannot be written.
     """
-    output = output or _own_folder(folders[0])
-    with progress_bar("episodes") as show:
-        page = write_page(folders, output, show, foreign=foreign)
+    with _gone_if_refused(output or folders[0] / "report"):
+        output = output or _own_folder(folders[0])
+        with progress_bar("episodes") as show:
+            page = write_page(folders, output, show, foreign=foreign)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, {size / 1e6:.1f} MB with its media")
+
+
+@contextlib.contextmanager
+def _gone_if_refused(folder: Path) -> Iterator[None]:
+    """Leave no empty folder behind where none was, when the block raises."""
+    known = folder.exists()
+    try:
+        yield
+    except BaseException:
+        if not known and not folder.is_symlink():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _own_folder(results: Path) -> Path:

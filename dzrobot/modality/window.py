@@ -52,7 +52,7 @@ def check_seen(observations: Sequence[Observation], embodiment: Embodiment) -> N
 
 
 def read_observation(
-    given: object, embodiment: Embodiment, *, frames: bool = True
+    given: Any, embodiment: Embodiment, *, frames: bool = True
 ) -> list[Observation]:
     """Return what a policy may keep of ``given``: copies, one for each frame of its views.
 
@@ -62,6 +62,31 @@ def read_observation(
         given: An observation; its views may be stacks of equally many frames ``(T, H, W, 3)``.
         embodiment: What it must hold.
         frames: Whether images are needed. Without, all views may be missing, and no single one.
+
+    Raises:
+        ModalityError: see :func:`check_observation`.
+    """
+    views, count = check_observation(given, embodiment, frames=frames)
+    rest: dict[str, Any] = {embodiment.language: str(given[embodiment.language])}
+    return [
+        {
+            **{key: np.array(image[i] if count else image) for key, image in views.items()},
+            **{part.key: np.array(given[part.key]) for part in embodiment.state},
+            **rest,
+        }
+        for i in range(count or 1)
+    ]
+
+
+def check_observation(
+    given: object, embodiment: Embodiment, *, frames: bool = True
+) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return the images of an observation that fits, and how many each view stacks; 0: no stack.
+
+    Args:
+        given: As of :func:`read_observation`.
+        embodiment: What it must hold.
+        frames: Whether images are needed.
 
     Raises:
         ModalityError: not a mapping, a key missing or unknown, a wrong shape or type, a number not
@@ -83,16 +108,7 @@ def read_observation(
     for part in embodiment.state:
         _check_numbers(array(given, part.key), part, (part.dim,))
     _check_instruction(given[embodiment.language])
-    rest: dict[str, Any] = {embodiment.language: str(given[embodiment.language])}
-    count = counts.pop() if counts else 0
-    return [
-        {
-            **{key: np.array(image[i] if count else image) for key, image in views.items()},
-            **{part.key: np.array(given[part.key]) for part in embodiment.state},
-            **rest,
-        }
-        for i in range(count or 1)
-    ]
+    return views, counts.pop() if counts else 0
 
 
 def _views(

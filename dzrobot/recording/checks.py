@@ -1,4 +1,4 @@
-"""Defects of recordings that make them useless for training, detected while recording or reading."""
+"""Defects of recordings that make them useless for training, found while recording or reading."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -54,6 +54,9 @@ _OTHER_UNIT = 20
 _SIDE = 0.05
 """A threshold lies at least this share of the way from the middles of the values on both sides."""
 
+_OFF = 0.45
+"""A value is near a command that is at most this share of the way to the other one from it."""
+
 _NEAR = 0.1
 """At least this share of the values on a side of the threshold is near that side's command."""
 
@@ -99,7 +102,7 @@ def _gripper_faults(gripper: Gripper, values: np.ndarray) -> Iterator[str]:
         elif min(abs(near - low), abs(near - high)) > abs(high - low) / 2:
             yield f"{stated}: no value is near low or high; {remedy}"
         return
-    allowed = min(abs(high - low), most - least) / 2
+    allowed = _OFF * abs(high - low)
     for name, command, side in (("low", low, values[~above]), ("high", high, values[above])):
         if (np.abs(side - command) <= allowed).mean() < _NEAR:
             where = "above" if name == "high" else "up to"

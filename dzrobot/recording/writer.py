@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dzrobot.declared import at_the_door
 from dzrobot.documents import read_json, read_json_lines, validated
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import DatasetError
+from dzrobot.errors import DatasetError, counted
 from dzrobot.files import append_json_line, explained, undone_on_error, whole_lines, write_json
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.commit import (
@@ -51,7 +53,7 @@ class EpisodeWriter:
     Args:
         root: Folder of the dataset; created, or continued when this class wrote it.
         embodiment: Says which cameras, states and actions a frame holds and what their columns are
-            called.
+            called; or its tag.
         fps: Frames per second of the recording; frame ``i`` is stamped ``i / fps``.
         version: ``v2.0``, ``v2.1`` or ``v3.0``.
         video: ``False`` stores images as PNG in the data files, ``True`` as H.264 video, a codec
@@ -62,10 +64,11 @@ class EpisodeWriter:
             differ.
     """
 
+    @at_the_door
     def __init__(
         self,
-        root: Path,
-        embodiment: Embodiment,
+        root: Path | str,
+        embodiment: Embodiment | str,
         *,
         fps: float,
         version: str = "v2.1",
@@ -74,7 +77,9 @@ class EpisodeWriter:
         formats.check_written(version)
         self._version = version
         self._root = Path(root)
-        self._embodiment = embodiment
+        self._embodiment = (
+            load_embodiment(embodiment) if isinstance(embodiment, str) else embodiment
+        )
         self._fps = _whole(validated(fps, Rate, "fps", DatasetError))
         self._codec = VideoCodec() if video is True else (video or None)
         self._features = self._base_features()
@@ -87,6 +92,11 @@ class EpisodeWriter:
             explained(f"record to {self._root}", DatasetError),
         ):
             self._episodes, self._rows, self._tasks = self._open()
+        if self._episodes:
+            _log.warning(
+                "%s holds %s: continuing after %s", self._root,
+                counted(self._episodes, "episode"), "it" if self._episodes == 1 else "them",
+            )  # fmt: skip
         self._task_index = {task: number for number, task in enumerate(self._tasks)}
         self._episode: OpenEpisode | None = None
 
@@ -184,7 +194,13 @@ class EpisodeWriter:
         shutil.rmtree(self._root / formats.ASIDE / "episode", ignore_errors=True)
 
     def close(self) -> None:
-        """Discard an unsaved episode and let other writers in."""
+        """Drop what was not saved, with a warning, and let other writers in."""
+        if self.pending:
+            _log.warning(
+                "%s: %s after the last save_episode() %s dropped: call save_episode() after each "
+                "episode, or discard() for one that is not wanted", self._root,
+                counted(self.pending, "row"), "is" if self.pending == 1 else "are",
+            )  # fmt: skip
         self.discard()
         self._lock.close()
         shutil.rmtree(self._root / formats.ASIDE, ignore_errors=True)

@@ -36,6 +36,9 @@ FIRST_USE = (
 )
 """Why the first episode of a run takes long."""
 
+IMAGE_ARGUMENTS = ("resolution",)
+"""Arguments of environments that decide their images and nothing else."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorOptions:
@@ -66,6 +69,9 @@ class OperatorOptions:
 
     asks_reason: bool = False
     """Whether the operator is asked why an episode failed."""
+
+    asks_after_stop: bool = False
+    """Whether the operator is asked if an episode counts that they stopped."""
 
 
 def at_full_speed(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str, Any]:

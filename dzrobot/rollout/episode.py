@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
+from dzrobot.declared import at_the_door
 from dzrobot.documents import shorten
 from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.errors import (
@@ -259,6 +260,7 @@ class _Clock:
     reset_ms: float = 0.0
 
 
+@at_the_door
 def run_episode(
     env: gym.Env[Any, Any],
     policy: Policy | Actor | Any,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.envs.franka.cameras.realsense import list_cameras
 from dzrobot.envs.franka.cameras.uvc import list_uvc
@@ -24,7 +25,7 @@ from dzrobot.envs.franka.make import connectable, load_workcell, located
 from dzrobot.envs.franka.motion.reach import unreachable_part
 from dzrobot.envs.franka.workcells import Arm
 from dzrobot.envs.panda.poses import Array, euler_of
-from dzrobot.errors import ConfigError, RobotError
+from dzrobot.errors import ConfigError, RobotError, counted
 from dzrobot.files import explained, write_text
 from dzrobot.progress import waiting
 
@@ -87,12 +88,15 @@ def write_taught(
         taught = teach(env.arm, guided)
         hand = env.arm.state().flange_to_ee
         cameras = assign(found, env.embodiment.video_keys, ask)
-        task = task or ask("The task, as the policy reads it: ").strip()
+        while not task:
+            # Every recording carries it: a sentence that was not typed would be learned from.
+            task = ask("The task, as the policy reads it, such as 'put the cup on the plate': ")
+            task = task.strip()
         firmware = ask("System image of the arm, as Desk shows it (Enter: unknown): ").strip()
     finally:
         env.close()
         workcell.close()
-    text = workcell_text(described, cameras, taught, task=task or described.task, firmware=firmware)
+    text = workcell_text(described, cameras, taught, task=task, firmware=firmware)
     with explained(f"write {file}", ConfigError):
         write_text(file, text)
     if (beyond := unreachable_part(load_workcell(str(file)), hand)) is not None:
@@ -134,8 +138,8 @@ def teach(arm: Arm, ask: Ask) -> TaughtPose:
     corners = [start[:3, 3]]
     while True:
         typed = ask(
-            "Guide the hand to a corner of the workspace, its lowest point on the table; press "
-            "Enter, or type d when at least two opposite corners are shown: "
+            f"{_kept(corners[1:])}Guide the hand to a corner of the workspace, its lowest point on "
+            "the table; press Enter, or type d when at least two opposite corners are shown: "
         )
         if typed.strip().lower() == "d":
             break
@@ -152,6 +156,14 @@ def teach(arm: Arm, ask: Ask) -> TaughtPose:
         position=_rounded(start[:3, 3]), euler=_rounded(euler), joints=_rounded(there.joints),
         low=_rounded(low, np.floor), high=_rounded(high, np.ceil),
     )  # fmt: skip
+
+
+def _kept(corners: Sequence[NDArray[np.float64]]) -> str:
+    """Return how many corners are kept and where the last one is, as the start of a question."""
+    if not corners:
+        return ""
+    place = ", ".join(f"{number:.3f}" for number in corners[-1])
+    return f"{counted(len(corners), 'corner')} kept, the last at ({place}) m. "
 
 
 def assign(serials: Sequence[str], views: Sequence[str], ask: Ask) -> dict[str, str]:

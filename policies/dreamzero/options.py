@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dzrobot.declared import Flag
+from dzrobot.declared import Flag, check_fields
 from dzrobot.documents import read_json
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment, History
@@ -153,6 +153,7 @@ class PolicyOptions(_Everywhere):
     depend on how many are drawn."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, value in (
             ("max_sessions", self.max_sessions),
             ("solver_steps", self.solver_steps),

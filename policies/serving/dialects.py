@@ -22,7 +22,7 @@ from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.messages import ArrayForm, pack
-from dzrobot.modality.window import Observation, array
+from dzrobot.modality.window import Observation, array, check_observation
 from dzrobot.policies.base import Leftover, Method, Plan
 from dzrobot.policies.serving.images import ImageCoding, read_images, write_images
 from dzrobot.untrusted import LARGEST_MESSAGE
@@ -131,7 +131,7 @@ class ClientRequest:
 
     envelope: Envelope
     observation: Observation
-    """Under modality keys; empty in a reset. The policy checks what it holds."""
+    """Under modality keys, checked; empty in a reset."""
 
     frames: int
     """Images of each view."""
@@ -169,7 +169,8 @@ def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi")
 
     Raises:
         ProtocolError: no map, or an envelope that is none.
-        ModalityError: keys missing or unknown.
+        ModalityError: keys missing or unknown, or a value that is not the robot's: of another
+            shape or type, not finite, or an instruction that is none.
     """
     if not isinstance(message, Mapping):
         raise ProtocolError(f"a request is a map, got {shorten(message)}")
@@ -192,8 +193,10 @@ def read_request(message: object, robot: Embodiment, form: ArrayForm = "openpi")
         )
     for part in robot.state:
         observation[part.key] = _single(observation[part.key])
-    frames, leftover = _frames(observation, robot), _leftover(envelope.leftover, robot)
-    return ClientRequest(envelope, observation, frames, leftover, form)
+    # Checked here for every policy: what does not fit never reaches one.
+    _, stacked = check_observation(observation, robot)
+    leftover = _leftover(envelope.leftover, robot)
+    return ClientRequest(envelope, observation, stacked or 1, leftover, form)
 
 
 def write_leftover(left: Leftover) -> dict[str, Any]:
@@ -343,9 +346,3 @@ def _single(value: object) -> object:
             # What does not fit becomes infinite, and is refused later.
             return value.astype(np.float32)
     return value
-
-
-def _frames(observation: Mapping[str, object], robot: Embodiment) -> int:
-    shown = observation[robot.views[0].key]
-    stack = isinstance(shown, np.ndarray) and shown.ndim == 4
-    return len(shown) if stack else 1  # type: ignore[arg-type]

@@ -4,16 +4,16 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dzrobot.errors import DzrobotError, ServerError
+from dzrobot.errors import DzrobotError, InvalidActionError, ServerError
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Ask, Leftover, Plan, Policy
+from dzrobot.policies.base import Ask, Leftover, Plan, Policy, robot_of
 from dzrobot.policies.serving.endpoint import ServerMetrics
-from dzrobot.policies.serving.sessions import Session
+from dzrobot.policies.serving.sessions import Session, check_plan
 
 _log = logging.getLogger(__name__)
 
@@ -229,12 +229,19 @@ class Scheduler:
         began = time.perf_counter()
         plans = self._policy.plan(asks)
         usual = {"total_ms": 1000 * (time.perf_counter() - began)}
-        return [
-            ScheduledPlan(
-                actions=plan.actions, timing={**usual, **plan.timing}, batch=len(group), plan=plan
-            )
-            for plan in plans
-        ]
+        return [self._scheduled(plan, usual, len(group)) for plan in plans]
+
+    def _scheduled(
+        self, plan: Plan, usual: Mapping[str, float], batch: int
+    ) -> ScheduledPlan | DzrobotError:
+        """Return the answer to one request; a plan that no client can execute is an error."""
+        try:
+            check_plan(plan, robot_of(self._policy), 1)
+        except InvalidActionError as error:
+            return error
+        return ScheduledPlan(
+            actions=plan.actions, timing={**usual, **plan.timing}, batch=batch, plan=plan
+        )
 
     def _evict(self, session: Session) -> None:
         # Checked in this thread, after a plan that may have been running when its client left.

@@ -45,7 +45,7 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
-from dzrobot.policies.wrapping import adapted
+from dzrobot.policies.wrapping import adapted, lacks_to_serve
 from dzrobot.websocket import PING_S, PONG_S, end_vanished
 
 _log = logging.getLogger(__name__)
@@ -77,12 +77,13 @@ class PolicyServer:
         card: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        name, policy = type(policy).__name__, adapted(policy)
+        name, given, policy = type(policy).__name__, policy, adapted(policy)
         if not policy.can.serves:
             raise ConfigError(
-                f"a policy of the class {name} cannot be served: only what makes whole plans can, "
-                "a subclass of dzrobot.Policy that overrides plan (or a plain object with "
-                "serves = True, and with infer_batch, evict, stage and footprint)"
+                f"a policy of the class {name} cannot be served, because it lacks "
+                f"{' and '.join(lacks_to_serve(given))}: only what makes whole plans can, a "
+                "subclass of dzrobot.Policy that overrides plan and sets embodiment (or a plain "
+                "object with serves = True, and with infer_batch, evict, stage and footprint)"
             )
         if policy.history == "grid":
             raise ConfigError(
@@ -186,7 +187,9 @@ class PolicyServer:
     async def _warm_up(self) -> None:
         wanted, batch = self.options.max_sessions, self.options.max_batch
         capacity: SessionCapacity = await self._scheduler.call(
-            lambda: warm_up(self._policy, max_sessions=wanted, max_batch=batch)
+            lambda: warm_up(
+                self._policy, max_sessions=wanted, max_batch=batch, least_rows=self._execute
+            )
         )
         self._seats = SessionTable(capacity.sessions, self.options.forget_s)
         self.metrics.room.set(capacity.sessions)

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dzrobot.errors import ConfigError, SessionError, SessionLostError
-from dzrobot.policies.base import Policy, walk_window
+import numpy as np
+
+from dzrobot.embodiments.spec import Embodiment
+from dzrobot.errors import ConfigError, InvalidActionError, SessionError, SessionLostError
+from dzrobot.policies.base import Footprint, Policy, robot_of, walk_window
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""
@@ -200,18 +203,52 @@ class SessionCapacity:
         )
 
 
-def warm_up(policy: Policy, *, max_sessions: int | None, max_batch: int) -> SessionCapacity:
+def check_plan(plan: object, robot: Embodiment, least_rows: int) -> None:
+    """Check that clients can execute a plan.
+
+    Args:
+        plan: What the policy answered.
+        robot: Says how many numbers a row has.
+        least_rows: Fewest rows that clients take.
+
+    Raises:
+        InvalidActionError: it is not a plan of so many finite float rows.
+    """
+    actions = getattr(plan, "actions", plan)
+    given = f"a {type(actions).__name__}"
+    if isinstance(actions, np.ndarray):
+        given = f"{actions.dtype} {actions.shape}"
+        fits = actions.ndim == 2 and actions.shape[1] == robot.action_dim
+        if fits and len(actions) >= least_rows and actions.dtype.kind == "f":
+            if np.isfinite(actions).all():
+                return
+            given = "numbers that are not finite"
+    raise InvalidActionError(
+        f"the policy planned {given}: a served plan of {robot.tag} holds at least {least_rows} "
+        f"rows of {robot.action_dim} finite float numbers, which is what clients execute before "
+        "they ask again (execute of its Embodiment, else action_horizon)"
+    )
+
+
+def warm_up(
+    policy: Policy, *, max_sessions: int | None, max_batch: int, least_rows: int
+) -> SessionCapacity:
     """Plan once at every position of the memory's window, and return how many sessions fit.
 
     Args:
         policy: What plans; its first calls compile and allocate.
         max_sessions: How many are wanted; None: as many as fit, up to :data:`MOST_SESSIONS`.
         max_batch: Most sessions in one call.
+        least_rows: Fewest rows of a plan that clients take.
 
     Raises:
         ConfigError: fewer sessions fit than are asked for, or none.
+        InvalidActionError: clients could not execute what it plans.
     """
-    found = [policy.footprint(_SESSION) for _ in walk_window(policy, _SESSION)]
+    robot, found = robot_of(policy), list[Footprint]()
+    for _, plan in walk_window(policy, _SESSION):
+        check_plan(plan, robot, least_rows)
+        found.append(policy.footprint(_SESSION))
     measured = max(reversed(found), key=lambda footprint: footprint.session)
     policy.evict(_SESSION)
     # A call of several sessions works on copies of what they remember.

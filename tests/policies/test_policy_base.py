@@ -17,9 +17,11 @@ from dzrobot import (
     run_episode,
 )
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, SessionError
+from dzrobot.errors import ConfigError, InvalidActionError, SessionError
 from dzrobot.policies.base import Abilities, Ask, Leftover, Plan, blank, end_all
-from dzrobot.policies.serving.server import PolicyServer
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.server import PolicyServer, in_background
+from dzrobot.policies.serving.sessions import check_plan
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rollout.protocol import EpisodeRules
 
@@ -77,8 +79,9 @@ def test_a_policy_that_overrides_act_alone_can_do_no_more():
     assert len(policy.act_batch([seen(), seen()], ["a", "b"])) == 2
     assert policy.reads_frames()
     assert policy.last_plan() is None
-    with pytest.raises(ConfigError, match="a policy of the class Still cannot be served"):
+    with pytest.raises(ConfigError, match="class Still cannot be served, because it lacks plan"):
         PolicyServer(policy)
+    assert repr(policy) == "<Still of any robot>"
     with pytest.raises(NotImplementedError, match="Policy overrides neither act nor plan"):
         Policy().act(seen())
 
@@ -186,6 +189,29 @@ class Foreign(Plain):
 
 class Serving(Foreign):
     serves = True
+
+
+@pytest.mark.parametrize("member", ["infer_batch", "evict", "stage", "footprint"])
+def test_the_member_that_a_servable_policy_lacks_is_named(member):
+    with pytest.raises(ConfigError, match=f"because it lacks {member}:"):
+        PolicyServer(type("Lacking", (Serving,), {member: None})(None))
+
+
+def test_a_plan_that_clients_cannot_execute_is_refused_at_the_start():
+    with (
+        pytest.raises(InvalidActionError, match=r"float32 \(3, 7\).*at least 16 rows"),
+        in_background(PolicyServer(Counting(), ServeOptions(port=0, array_port=0))),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((16, 6), np.float32), np.full((16, 7), np.nan, np.float32), None,
+             np.zeros((16, 7), int), np.zeros((1, 16, 7), np.float32)],
+)  # fmt: skip
+def test_only_whole_finite_plans_are_served(rows):
+    with pytest.raises(InvalidActionError, match="a served plan of libero_sim"):
+        check_plan(rows, ROBOT, 16)
 
 
 def test_names_alone_make_nothing_servable():

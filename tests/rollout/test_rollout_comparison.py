@@ -1,6 +1,7 @@
 """Evaluations of the same episodes are compared pair by pair; unlike ones are refused."""
 
 import json
+import shutil
 
 import pytest
 
@@ -18,7 +19,7 @@ pytest.importorskip("statsmodels")
 def run(folder, policy="rollout_policies:Steer", **changes):
     spec = EvalSpec(
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
-        max_steps=20, arguments={"resolution": 32}, **changes,
+        max_steps=20, **{"arguments": {"resolution": 32}, **changes},
     )  # fmt: skip
     evaluation = EvaluationRequest(spec=spec, policy=PolicySpec(name=policy))
     evaluate(prepare(evaluation), folder, RunOptions(workers=0, videos="none"))
@@ -32,6 +33,7 @@ def folders(tmp_path_factory):
     run(root / "again")
     run(root / "still", "hold")
     run(root / "other", seed=1)
+    run(root / "larger", arguments={"resolution": 48})
     return root
 
 
@@ -63,8 +65,34 @@ def test_several_are_adjusted_together(folders):
 def test_unlike_runs_are_refused_with_the_difference(folders):
     with pytest.raises(ProtocolError, match=r"seed: 0 in .* 1 in .*other"):
         compare([read_results(folders / "steer"), read_results(folders / "other")])
+    with pytest.raises(ProtocolError, match=r"Alike with: --seed 0$"):
+        compare([read_results(folders / "steer"), read_results(folders / "other")])
     with pytest.raises(ConfigError, match="two or more"):
         compare([read_results(folders / "steer")])
+
+
+def test_the_size_of_images_is_the_policys_own(folders):
+    runs = [read_results(folders / name) for name in ("steer", "larger")]
+    assert [run.card["images"]["dzrobot/point-v0"]["resolution"] for run in runs] == [32, 48]
+    (found,) = compare(runs)
+    assert found.total.episodes == 6
+
+
+def test_images_of_an_earlier_card_are_the_policys_too(folders, tmp_path):
+    shutil.copytree(folders / "larger", tmp_path / "earlier")
+    path = tmp_path / "earlier" / "card.json"
+    card = json.loads(path.read_text())
+    card["suites"]["dzrobot/point-v0"]["arguments"] |= card.pop("images")["dzrobot/point-v0"]
+    path.write_text(json.dumps(card))
+    (found,) = compare([read_results(str(folders / "steer")), read_results(tmp_path / "earlier")])
+    assert found.total.episodes == 6
+
+
+def test_a_refused_report_leaves_no_folder(folders, capsys):
+    pair = [str(folders / "still"), str(folders / "other")]
+    assert cli.main(["report", *pair]) == 2
+    assert "Alike with: --seed 0" in capsys.readouterr().err
+    assert not (folders / "still" / "report").exists()
 
 
 def test_at_the_command_line(folders, tmp_path, capsys):

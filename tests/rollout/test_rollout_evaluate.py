@@ -219,7 +219,8 @@ def test_the_card_says_what_a_score_depends_on(alone):
     folder, _ = alone
     card = json.loads((folder / "card.json").read_text())
     assert card == planned().card
-    assert card["suites"]["dzrobot/point-v0"]["arguments"] == {"resolution": 32}
+    assert card["suites"]["dzrobot/point-v0"]["arguments"] == {}
+    assert card["images"] == {"dzrobot/point-v0": {"resolution": 32}}
     assert {"protocol", "policy", "versions", "seed", "repeats", "assets"} <= card.keys()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["card"] == card

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.declared import at_the_door
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import padded_actions
 from dzrobot.embodiments.timing import window as rows_of_window
@@ -112,10 +114,11 @@ class EpisodeSelection:
 class DatasetReader:
     """Windows of one folder, by number; picklable, so that workers can share it."""
 
+    @at_the_door
     def __init__(
         self,
         path: str | Path | DatasetCatalog,
-        embodiment: Embodiment,
+        embodiment: Embodiment | str,
         options: ReaderOptions | None = None,
         selection: EpisodeSelection | None = None,
         progress: Progress | None = None,
@@ -124,7 +127,7 @@ class DatasetReader:
 
         Args:
             path: Folder or hub name, or its catalog where that was read before.
-            embodiment: Robot whose columns are read.
+            embodiment: Robot whose columns are read, or its tag.
             options: How the folder is read.
             selection: Which episodes are used. None: all.
             progress: Called with files done and files in all.
@@ -136,7 +139,9 @@ class DatasetReader:
         self.options = options or ReaderOptions()
         """How the folder is read."""
 
-        self.embodiment = embodiment
+        if isinstance(embodiment, str):
+            embodiment = load_embodiment(embodiment)
+        self.embodiment: Embodiment = embodiment
         """Robot whose columns are read."""
 
         self.catalog = path if isinstance(path, DatasetCatalog) else DatasetCatalog.open(path)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dzrobot.declared import at_the_door
 from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.files import explained, locked
 from dzrobot.process import EscapedFormatter, exit_code, is_first_to_report, log_escaped
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         return FAULT
 
 
+@at_the_door
 def train(
     recipe: SFTConfig | str, overrides: Sequence[str] = (), *, plugins: "Sequence[Plugin]" = ()
 ) -> int:

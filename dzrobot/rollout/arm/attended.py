@@ -32,6 +32,15 @@ LEAVE_S = 5.0
 SCENE = "scene"
 """Name of the photo on the page of the cameras."""
 
+OPERATOR_STOP = "operator_stop"
+"""``info["abort"]`` of an episode that the operator stopped."""
+
+AFTER_STOP = (
+    "You stopped this trial. Does it count: as a failure (b), as a success (c), or is it run again "
+    "(z)?"
+)
+"""What is asked then, where the answer decides on a score."""
+
 ENDED = "ended by key"
 """How an episode ended that its driver ended, with no word on whether it succeeded."""
 
@@ -76,7 +85,10 @@ class Attended:
         if self.console is None:
             return env
         asks = not self.attention.unattended
-        return Judged(env, self.console, asks=asks, asks_reason=self.attention.asks_reason)
+        return Judged(
+            env, self.console, asks=asks, asks_reason=self.attention.asks_reason,
+            asks_after_stop=self.attention.asks_after_stop,
+        )  # fmt: skip
 
     def progress(self, text: str) -> None:
         """Show how far the run is."""
@@ -245,15 +257,24 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
         operator: That person.
         asks: Whether they are asked; else such an episode is not a success.
         asks_reason: Whether they are asked why an episode failed that they call a failure.
+        asks_after_stop: Whether they are asked if an episode counts that they stopped; one that is
+            not counted is run again.
     """
 
     def __init__(
-        self, env: gym.Env[Any, Any], operator: Operator, *, asks: bool, asks_reason: bool = False
+        self,
+        env: gym.Env[Any, Any],
+        operator: Operator,
+        *,
+        asks: bool,
+        asks_reason: bool = False,
+        asks_after_stop: bool = False,
     ) -> None:
         super().__init__(env)
         self._operator = operator
         self._asks = asks
         self._asks_reason = asks and asks_reason
+        self._asks_after_stop = asks and asks_after_stop
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action``; at the end of an episode, ask."""
@@ -266,6 +287,9 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
         if truncated and not info["abort"] and (by_driver or unsaid):
             arm.rest()
             info = arm.reported(info, self._judged(arm))
+            reward = float(info["is_success"])
+        if self._asks_after_stop and info["abort"] == OPERATOR_STOP:
+            info = arm.reported(info, self._judged_after_stop())
             reward = float(info["is_success"])
         if self._asks_reason and info["reset_reason"] == OperatorVerdict.FAILURE:
             arm.rest()
@@ -281,6 +305,13 @@ class Judged(gym.Wrapper[Any, Any, Any, Any]):
             return self._operator.judge()
         except StoppedError as error:
             raise arm.operator_stop() from error
+
+    def _judged_after_stop(self) -> OperatorVerdict:
+        """Return what a stopped episode counts as; without an answer it is run again."""
+        try:
+            return self._operator.judge(AFTER_STOP)
+        except StoppedError:
+            return OperatorVerdict.DISCARDED
 
 
 def _with_fact(info: dict[str, Any], name: str, text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dzrobot.errors import ProtocolError
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
-from dzrobot.rollout.environment import step_limit
+from dzrobot.rollout.environment import IMAGE_ARGUMENTS, step_limit
 from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec
 from dzrobot.rollout.records import RECORDS_FILE, storing
@@ -90,6 +90,10 @@ class Card(BaseModel):
     cases_sha256: str
     execution: Annotated[dict[str, Any] | None, MayDiffer(on_request=True)] = None
     perturbation: Annotated[dict[str, Any] | None, MayDiffer(on_request=True)] = None
+    images: Annotated[dict[str, dict[str, Any]], MayDiffer()] = {}
+    """By suite, the arguments that decide what images an environment delivers, which is a matter of
+    the policy: starts, goals and motion are the same whatever they are."""
+
     request: Annotated[dict[str, Any] | None, MayDiffer(mixed=True)] = None
     """How to run the evaluation again; see `EvaluationRequest.of`."""
 
@@ -130,6 +134,11 @@ def build_card(
         "protocol": protocol.name,
         "changes": list(spec.changes),
         "suites": {suite: _suite(suite, cases, arguments, facts) for suite in _suites(cases)},
+        "images": {
+            suite: images
+            for suite in _suites(cases)
+            if (images := _images(suite, cases, arguments, facts))
+        },
         "repeats": [
             {
                 "suite": case.suite,
@@ -217,7 +226,19 @@ def read_card(folder: Path) -> dict[str, Any]:
         # Earlier versions named the version alone, among those of libraries.
         version = str(card.get("versions", {}).pop("dzrobot", "unknown version"))
         card[CODE] = [CodeIdentity(version=version).plain()]
+    if "images" not in card:
+        # Earlier versions listed them with the other arguments.
+        card["images"] = {
+            suite: images
+            for suite, about in card["suites"].items()
+            if (images := _taken(about.get("arguments", {}), IMAGE_ARGUMENTS))
+        }
     return card
+
+
+def _taken(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments called ``names``, which are removed."""
+    return {name: arguments.pop(name) for name in names if name in arguments}
 
 
 def read_cases(folder: Path) -> tuple[EpisodeSpec, ...]:
@@ -244,6 +265,13 @@ def refuse_unlike(
 ) -> None:
     """Raise unless the two cards are equal, but for the code: see :func:`refuse_other_code`.
 
+    Args:
+        one: The first card, or its conditions.
+        other: The second.
+        here: Where the first is.
+        there: Where the second is.
+        advice: What to do, if no option of the second evaluation makes it like the first.
+
     Raises:
         ProtocolError: with one line per difference.
     """
@@ -253,9 +281,40 @@ def refuse_unlike(
     lines = [f"  {name}: {a} in {here}, {b} {there}" for name, a, b in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"  and {len(found) - _SHOWN} more")
+    if options := alike(one, other):
+        advice = f"{advice} Alike with: {' '.join(options)}"
     raise ProtocolError(
         "these results do not compare, so they are not mixed:\n" + "\n".join(lines) + f"\n{advice}"
     )
+
+
+_OPTIONS = {
+    "seed": "--seed", "max_steps": "--max-steps", "tasks": "--tasks", "protocol": "--protocol",
+    "episodes_per_task": "--episodes",
+}  # fmt: skip
+"""Field of a card -> the option of `dzrobot eval` that decides it."""
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the options that give the second of two evaluations the conditions of the first."""
+    pairs = [(one, other)] + [
+        (about, other.get("suites", {}).get(suite))
+        for suite, about in one.get("suites", {}).items()
+    ]
+    found = []
+    for first, second in pairs:
+        if not isinstance(second, Mapping):
+            continue
+        for name, option in _OPTIONS.items():
+            value = first.get(name)
+            if value != second.get(name) and value is not None:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                found.append(f"{option} {text}")
+        given = first.get("arguments", {})
+        for name, value in given.items():
+            if value != second.get("arguments", {}).get(name):
+                found.append(f"--env-arg {name}={value}")
+    return list(dict.fromkeys(found))
 
 
 def refuse_other_code(
@@ -437,7 +496,20 @@ def _settings(arguments: Mapping[str, Any], facts: EnvironmentFacts) -> dict[str
         return {"arguments": {}, "remote": dict(facts.remote)}
     if facts.workcell is not None:
         return {"arguments": {}, "workcell": dict(facts.workcell)}
-    return {"arguments": dict(arguments)}
+    return {"arguments": {k: v for k, v in arguments.items() if k not in IMAGE_ARGUMENTS}}
+
+
+def _images(
+    suite: str,
+    cases: Sequence[EpisodeSpec],
+    arguments: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, EnvironmentFacts],
+) -> dict[str, Any]:
+    """Return what the images of a suite were made with; servers and workcells say it themselves."""
+    env = next(case.env for case in cases if case.suite == suite)
+    if facts[env].remote is not None or facts[env].workcell is not None:
+        return {}
+    return _taken(dict(arguments[env]), IMAGE_ARGUMENTS)
 
 
 def _span(numbers: Iterator[int | None]) -> str:

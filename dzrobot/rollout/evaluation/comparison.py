@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dzrobot.declared import at_the_door
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.rollout.evaluation.card import (
     Codes,
@@ -151,12 +152,14 @@ class Comparison:
         }
 
 
-def read_results(folder: Path) -> Results:
+@at_the_door
+def read_results(folder: Path | str) -> Results:
     """Return what is in the results folder.
 
     Raises:
         ProtocolError: it holds no evaluation, or a damaged one.
     """
+    folder = Path(folder)
     cases = read_cases(folder)
     records = RecordFile(folder, cases, writable=False).records
     return Results(folder=folder, card=read_card(folder), cases=cases, records=records)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from dzrobot.declared import at_the_door
 from dzrobot.errors import ConfigError, counted
 from dzrobot.process import terminable, world_size
 from dzrobot.progress import progress_bar, waiting
@@ -75,9 +76,10 @@ class EvalProgress:
     """Episodes that ended in an exception."""
 
 
+@at_the_door
 def evaluate(
     opened: Opened,
-    output: Path,
+    output: Path | str,
     options: RunOptions | None = None,
     report: Callable[[EvalProgress], None] = lambda _: None,
 ) -> Summary:
@@ -94,7 +96,7 @@ def evaluate(
         ProtocolError: ``output`` holds results of another protocol, or another run writes there.
         StoppedError: an arm was stopped; what was finished before is kept.
     """
-    options = options or RunOptions()
+    options, output = options or RunOptions(), Path(output)
     with closing(run(opened, output, options)) as progress:
         # From here on, the folder is this evaluation's.
         report(next(progress))

@@ -143,6 +143,15 @@ class Summary:
     measures: Mapping[str, Average] = field(default_factory=dict)
     """Where time passed while the policy thought."""
 
+    policy_errors: tuple[tuple[str, str], ...] = ()
+    """Name and reason of every episode that a fault of the policy ended: what it returned was
+    refused, or it raised after its first action."""
+
+    @property
+    def acted(self) -> bool:
+        """Return whether some episode ended otherwise than by a fault of the policy."""
+        return not self.policy_errors or len(self.policy_errors) < self.total.episodes
+
     @property
     def complete(self) -> bool:
         """Return whether every episode has a result."""
@@ -200,6 +209,7 @@ def summarize(
         errors=tuple((r.case, r.error) for r in listed if r.error is not None),
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
         measures=averages([(r.steps or 0, r.measures) for r in done if r.measures]),
+        policy_errors=tuple((r.case, r.policy_error) for r in done if r.policy_error is not None),
     )
 
 

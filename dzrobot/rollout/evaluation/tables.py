@@ -1,5 +1,6 @@
 """What evaluations found, as tables and lines of a terminal or a log."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,8 +65,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         printable(row.suite),
         "" if row.task_id is None else printable(f"{row.task_id} {row.task}"),
         f"{row.successes}/{row.episodes}",
-        "-" if row.rate is None else f"{100 * row.rate:.1f}",
-        f"{100 * row.low:.1f} to {100 * row.high:.1f}",
+        "-" if row.rate is None else f"{100 * row.rate:.1f} %",
+        f"{100 * row.low:.1f} to {100 * row.high:.1f} %",
         "-" if row.mean_steps is None else f"{row.mean_steps:.0f}",
         f"{row.errors}" + (f" (+{row.missing} to run)" if row.missing else ""),
     )
@@ -89,8 +90,8 @@ def scores_table(title: str, column: str, scores: Mapping[str, Score]) -> Table:
         table.add_row(
             name,
             f"{score.successes}/{score.episodes}",
-            f"{rate:.1f}",
-            f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{rate:.1f} %",
+            f"{100 * low:.1f} to {100 * high:.1f} %",
         )
     return table
 
@@ -118,11 +119,13 @@ def print_conclusion(
         console.print(f"means over episodes: {measured}", soft_wrap=True, markup=False)
     for case, message in summary.errors[:5]:
         console.print(f"error in {case}: {printable(message)}", markup=False, soft_wrap=True)
+    for line in policy_lines(summary):
+        console.print(line, markup=False, soft_wrap=True)
     if size := predictions_size(output):
         console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
     console.print(f"results in {output}", markup=False, soft_wrap=True)
     if summary.complete or (enough and not summary.causes):
-        return 0
+        return 0 if summary.acted else 1
     causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]
     missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
     console.print(
@@ -132,6 +135,30 @@ def print_conclusion(
         soft_wrap=True,
     )
     return 1
+
+
+_MOST_REASONS = 3
+
+
+def policy_lines(summary: Summary) -> list[str]:
+    """Return why the policy itself ended episodes, most frequent first; empty where it did not."""
+    first: dict[str, str] = {}
+    for case, reason in summary.policy_errors:
+        first.setdefault(reason, case)
+    counts = Counter(reason for _, reason in summary.policy_errors)
+    lines = [
+        f"the policy failed in {counted(count, 'episode')}, first in {first[reason]}: "
+        f"{printable(reason, 400)}"
+        for reason, count in counts.most_common(_MOST_REASONS)
+    ]
+    if more := len(counts) - len(lines):
+        lines.append(f"and for {counted(more, 'other reason')}: policy_error of records.jsonl")
+    if not summary.acted:
+        lines.append(
+            "Every episode was ended by a fault of the policy, so this is no score: mend the "
+            "policy, and evaluate into another --output."
+        )
+    return lines
 
 
 def _times_line(times: Mapping[str, float]) -> str:

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from dzrobot.envs.franka.operator.keyboard import Keyboard, terminal
-from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.franka.operator.operator import JUDGE, ArmPhase, OperatorVerdict
 from dzrobot.errors import StoppedError
 from dzrobot.files import open_to_append
 
@@ -38,6 +38,8 @@ _VERDICTS = {
     "z": OperatorVerdict.DISCARDED,
 }
 _ENTER = "\r\n"
+_NO_ANSWER = _ENTER + "yYsSfFdDrRxX"
+"""Keys that a person may take for an answer to the question for a verdict."""
 _ERASE = "\x7f\x08"
 _POLL_S = 0.02
 _SHOWN_EVENTS = 6
@@ -79,7 +81,7 @@ class OperatorConsole:
         self._owned = keyboard is None
         self._screen = screen or Console()
         self._live: Live | None = None
-        self._phase = ArmPhase.DONE
+        self._phase = ArmPhase.CONNECTING
         self._text = ""
         self._progress = ""
         self._typed: str | None = None
@@ -121,11 +123,13 @@ class OperatorConsole:
             self._wait(phase, stops)
         self.note_event("answer", phase=phase.value, answer="enter")
 
-    def judge(self) -> OperatorVerdict:
+    def judge(self, question: str = JUDGE) -> OperatorVerdict:
         """Return the verdict on the episode that is over, once one is given."""
-        stops = self._ask(ArmPhase.JUDGING, "Success (c), failure (b), or discard (z)?")
+        stops = self._ask(ArmPhase.JUDGING, question)
         while not (verdict := self.verdict()):
             self._wait(ArmPhase.JUDGING, stops)
+            if other := self._keyboard.take(_NO_ANSWER):
+                self.note_event("ignored", key=_named(other[-1]), text="type c, b or z")
         return verdict
 
     def reason(self) -> str:
@@ -261,6 +265,10 @@ class OperatorConsole:
         if self.footer:
             lines.append(Text(self.footer, style="dim"))
         return Panel(Group(*lines), title=self._title, title_align="left")
+
+
+def _named(key: str) -> str:
+    return "Enter" if key in _ENTER else key
 
 
 class _Warnings(logging.Handler):

@@ -30,6 +30,7 @@ class OperatorVerdict(StrEnum):
 class ArmPhase(StrEnum):
     """What the arm is doing, as an operator sees it."""
 
+    CONNECTING = "connecting"
     STOPPED = "stopped"
     STAND_CLEAR = "stand clear"
     MOVING = "moving to the start"
@@ -38,6 +39,10 @@ class ArmPhase(StrEnum):
     PAUSED = "paused"
     JUDGING = "judging"
     DONE = "done"
+
+
+JUDGE = "Success (c), failure (b), or discard (z)?"
+"""What is asked about an episode that is over."""
 
 
 class Operator(Protocol):
@@ -67,8 +72,11 @@ class Operator(Protocol):
         """Return what was said since the last call."""
         ...
 
-    def judge(self) -> OperatorVerdict:
+    def judge(self, question: str = JUDGE) -> OperatorVerdict:
         """Return the verdict on the episode that is over, asking for it.
+
+        Args:
+            question: What is asked; the keys are the same whatever it says.
 
         Raises:
             StoppedError: they stopped the arm instead, or have left.

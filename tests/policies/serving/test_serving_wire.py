@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_peers import ARENA, DROID, MINI, frame
 
-from dzrobot.errors import DzrobotError, ProtocolError
+from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import DzrobotError, ModalityError, ProtocolError
 from dzrobot.messages import pack, unpack
+from dzrobot.policies.base import blank
 from dzrobot.policies.serving.dialects import arena_greeting, read_request, wire_names
 
 NUMBERS = ["u1", "<i4", "<i8", "<f2", "<f4", "<f8", "|b1"]
@@ -205,6 +207,47 @@ def test_any_message_is_a_request_or_refused(message):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
+def _with(key, change):
+    return lambda message: {**message, key: change(message[key])}
+
+
+IMAGE, STATE = "observation/image", "observation/state"
+"""Names of openpi's clients of LIBERO."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _with(IMAGE, lambda image: image / np.float32(255)),
+        _with(IMAGE, lambda image: image.transpose(2, 0, 1)),
+        _with(IMAGE, lambda image: np.concatenate([image, image[..., :1]], axis=-1)),
+        _with(IMAGE, lambda image: image[:, :-1]),
+        _with(IMAGE, lambda image: np.stack([image, image])),
+        _with(IMAGE, lambda image: image.astype(np.int64)),
+        _with(STATE, lambda state: state[:-1]),
+        _with(STATE, lambda state: np.append(state, 0.0)),
+        _with(STATE, lambda state: state[None]),
+        _with(STATE, lambda state: np.full_like(state, np.nan)),
+        _with(STATE, lambda state: np.full_like(state, np.inf)),
+        _with(STATE, lambda state: np.full(state.shape, 1e300)),
+        _with(STATE, lambda state: state.astype(np.int32)),
+        _with("prompt", lambda text: ""),
+        _with("prompt", lambda text: "   "),
+        _with("prompt", lambda text: [text]),
+        _with("prompt", lambda text: text.encode()),
+    ],
+)
+def test_no_observation_that_does_not_fit_reaches_a_policy(change):
+    robot = load_embodiment("libero_sim")
+    names = wire_names(robot)
+    seen = blank(robot, None)
+    message = {name: seen[key] for key, name in names.items()}
+    assert {IMAGE, STATE, "prompt"} <= set(message)
+    assert read_request(message, robot).frames == 1
+    with pytest.raises((ModalityError, ProtocolError)):
+        read_request(change(message), robot)
+
+
 def test_a_message_cut_short_is_refused(data):
     whole = pack({"a": np.arange(6, dtype=np.float32), "s": "text", "l": [1, {"k": None}]})
     with pytest.raises(ProtocolError):

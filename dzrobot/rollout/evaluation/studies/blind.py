@@ -17,10 +17,10 @@ from rich.console import Console
 
 from dzrobot import files
 from dzrobot.documents import read_json
-from dzrobot.errors import ConfigError, ProtocolError
+from dzrobot.errors import ConfigError, ProtocolError, counted
 from dzrobot.progress import waiting
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.arm.attended import Attended, attended
+from dzrobot.rollout.arm.attended import OPERATOR_STOP, Attended, attended
 from dzrobot.rollout.environment import KeptEnvironment, OperatorOptions, make_environment
 from dzrobot.rollout.evaluation.comparison import (
     Results,
@@ -36,7 +36,12 @@ from dzrobot.rollout.evaluation.studies.candidates import (
     candidate_folders,
     read_candidates,
 )
-from dzrobot.rollout.evaluation.tables import print_card, print_comparison, scores_table
+from dzrobot.rollout.evaluation.tables import (
+    failures_line,
+    print_card,
+    print_comparison,
+    scores_table,
+)
 from dzrobot.rollout.footage import photo_file
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import LOCK_FILE, Record, RecordFile, locked, storing
@@ -226,7 +231,8 @@ def _run(operator: OperatorOptions, blind: _Blind) -> None:
     first = blind.candidates[0].plan
     case = first.cases[0]
     log = operator.log or blind.trials.folder / "operator.jsonl"
-    with attended(replace(operator, title="dzrobot eval --blind", log=log)) as people:
+    asked = replace(operator, title="dzrobot eval --blind", log=log, asks_after_stop=True)
+    with attended(asked) as people:
         if people.console is None:
             raise ConfigError(
                 "--blind needs the person who judges: standard input and output are not a "
@@ -274,6 +280,11 @@ def _run_trial(blind: _Blind, trial: Trial) -> Record | None:
     return records[-1] if records else None
 
 
+def is_stopped(record: Record) -> bool:
+    """Return whether the operator stopped an episode."""
+    return (record.robot or {}).get("abort") == OPERATOR_STOP
+
+
 def _keep_scene(photo: Path, scene: Path) -> None:
     if photo.is_file():
         scene.parent.mkdir(parents=True, exist_ok=True)
@@ -287,6 +298,16 @@ def _conclude(console: Console, names: Sequence[str], folders: Sequence[Path]) -
         for name, run in zip(names, runs, strict=True)
     }
     console.print(scores_table("success", "policy", scores))
+    for name, run in zip(names, runs, strict=True):
+        if failed := failures_line(summarize(run.records.values(), run.cases)):
+            console.print(f"{name} failed: {failed}", markup=False, soft_wrap=True)
+        stopped = [one for one in run.finished.values() if is_stopped(one)]
+        if stopped:
+            console.print(
+                f"{name}: {counted(len(stopped), 'trial')} of these the operator stopped, and said "
+                "that it counts",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
     print_comparison(console, compare(runs))
     for name, folder in zip(names, folders, strict=True):
         console.print(f"{name}: {folder}", markup=False, soft_wrap=True)
