@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dzrobot.code_identity import CODE, CodeIdentity
 from dzrobot.documents import read_json, read_json_lines, validated
-from dzrobot.errors import ProtocolError
+from dzrobot.errors import ProtocolError, preview
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
@@ -218,8 +219,12 @@ def read_card(folder: Path) -> dict[str, Any]:
         ProtocolError: there is none, or it is not a card.
     """
     path = folder / CARD_FILE
-    if folder.is_dir() and not path.exists() and not path.is_symlink():
-        raise ProtocolError(f"{folder} holds no evaluation: there is no {CARD_FILE} in it")
+    if not folder.is_dir():
+        raise ProtocolError(f"{folder} is not a folder: give the --output of an evaluation")
+    if not path.exists() and not path.is_symlink():
+        inside = sorted(each.parent for each in islice(folder.glob(f"*/{CARD_FILE}"), 100))
+        several = f"; it holds several, give one of them: {preview(inside)}" if inside else ""
+        raise ProtocolError(f"{folder} holds no evaluation: there is no {CARD_FILE} in it{several}")
     card = read_json(path, dict[str, Any], ProtocolError)
     validated(card, Card, str(path), ProtocolError)
     if CODE not in card:

@@ -160,9 +160,9 @@ def read_results(folder: Path | str) -> Results:
         ProtocolError: it holds no evaluation, or a damaged one.
     """
     folder = Path(folder)
-    cases = read_cases(folder)
+    card, cases = read_card(folder), read_cases(folder)
     records = RecordFile(folder, cases, writable=False).records
-    return Results(folder=folder, card=read_card(folder), cases=cases, records=records)
+    return Results(folder=folder, card=card, cases=cases, records=records)
 
 
 def compare(

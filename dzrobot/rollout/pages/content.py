@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dzrobot.errors import ConfigError
+from dzrobot.errors import ConfigError, printable
 from dzrobot.files import is_inside
-from dzrobot.rollout.evaluation.card import OWN, card_digest, listed, tasks_by_axis
+from dzrobot.rollout.evaluation.card import OWN, REQUEST, card_digest, listed, tasks_by_axis
 from dzrobot.rollout.evaluation.comparison import Comparison, Results, compare, read_results
 from dzrobot.rollout.evaluation.foreign import ForeignResult, read_foreign
 from dzrobot.rollout.evaluation.report import Row, Score, Summary, summarize
 from dzrobot.rollout.protocol import EpisodeSpec
-from dzrobot.rollout.records import Record
+from dzrobot.rollout.records import RECORDS_FILE, Record
 
 Scores = dict[str, float]
 
@@ -31,6 +32,26 @@ class Run(Results):
     def digest(self) -> str:
         """Letters that tell its card from others."""
         return card_digest(self.card)
+
+    @property
+    def who(self) -> str:
+        """Name of the policy, as the heading has it; of a checkpoint, of its folder."""
+        request = self.card.get(REQUEST) or {}
+        named = (request.get("policy") or {}).get("name") or self.card["policy"].get("policy")
+        return printable(Path(str(named or "a policy")).name, 80)
+
+    @property
+    def where(self) -> str:
+        """Suites that it was evaluated on."""
+        return printable(", ".join(self.card["suites"]), 120)
+
+    @property
+    def when(self) -> str:
+        """Day of the last record, in words; empty where there is none."""
+        path = self.folder / RECORDS_FILE
+        if not path.exists():
+            return "not run yet"
+        return f"{datetime.fromtimestamp(path.stat().st_mtime):%-d %B %Y, %H:%M}"
 
     @property
     def code(self) -> str:

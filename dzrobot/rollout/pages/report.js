@@ -95,7 +95,7 @@ function fill(id, values) {
 
 // --- one episode ------------------------------------------------------------------------------
 
-function choose(episode) {
+function choose(episode, named = true) {
   for (const { row } of rows) row.classList.toggle("chosen", row.dataset.case === episode.case);
   const panel = byId("episode");
   const videos = element("div", { className: "videos" });
@@ -105,7 +105,7 @@ function choose(episode) {
   if (films.length) panel.append(controls(films, "play"));
   episode.runs.forEach((run, i) => { if (run.predicted) panel.append(prediction(episode, run, data.letters[i])); });
   episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
-  history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
+  if (named) history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
 }
 
 function film(run, name) {
@@ -116,6 +116,8 @@ function film(run, name) {
     ? video(run.video)
     : element("p", { className: "faint" }, "no video is kept of this episode");
   const figure = element("figure", {}, caption, seen);
+  if (run.video) figure.append(element("p", { className: "faint" },
+    "Beside each other: the environment's own image, if it has one, then each camera as the policy is given it. LIBERO's are mirrored, as its published datasets are."));
   if (run.photo) figure.append(
     element("img", { src: run.photo, alt: "the initial state, all cameras side by side" }),
     element("p", { className: "faint" }, "the initial state, before the policy acted"),
@@ -191,7 +193,10 @@ function layout(more) {
 // None of them is the color of a run.
 const COLORS = ["#8e6bbf", "#3f9d8c", "#b5658f", "#9a8f2e", "#6b7f99", "#c0705a", "#5b8f3f", "#4f87b0"];
 
+const canPlot = typeof Plotly !== "undefined";
+
 function drawClasses() {
+  if (!canPlot) return;
   const lines = data.tasks.filter((task) => !task.total).flatMap((task) => task.rates.map((rate) => ({ task, rate })));
   const names = [...new Set(lines.flatMap(({ rate }) => Object.keys(rate.failure_classes)))].sort();
   if (!names.length) return;
@@ -209,7 +214,7 @@ const most = (lines) => Math.max(...lines.map(({ rate }) => Object.values(rate.f
 
 // One point an episode: what its predicted video scored, by run and outcome.
 function drawQuality() {
-  if (!byId("along")) return;
+  if (!canPlot || !byId("along")) return;
   const scored = data.letters.flatMap((name, i) => data.episodes
     .filter(({ runs }) => "psnr" in (runs[i].predicted?.scores ?? {}))
     .map((episode) => ({ name, episode, run: episode.runs[i] })));
@@ -261,6 +266,7 @@ function prediction(episode, run, name) {
 const small = { displayModeBar: false, responsive: true };
 
 function drawPrediction({ chunks, executed }, quality, actions, times) {
+  if (!canPlot) return;
   const steps = chunks.map((chunk) => chunk.step);
   const score = (name, label, axis, dash) => ({
     name: label, x: steps, y: chunks.map((chunk) => chunk.scores[name] ?? null), yaxis: axis, mode: "lines+markers",
@@ -323,4 +329,10 @@ byId("along")?.on("plotly_click", ({ points }) => choose(data.episodes.find((epi
 for (const draw of [drawClasses, drawQuality]) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 const named = decodeURIComponent(location.hash.slice(1));
 const first = data.episodes.find((episode) => episode.case === named);
+// What a reader wants to see first: what differs between two runs, else how an episode fails.
+const telling = [
+  (episode) => flipOf(episode) !== "", (episode) => episode.runs.some((run) => run.outcome === "failure" && run.video),
+  (episode) => episode.runs.some((run) => run.video), () => true,
+].reduce((found, wanted) => found ?? data.episodes.find(wanted), undefined);
 if (first) choose(first);
+else if (telling) choose(telling, false);

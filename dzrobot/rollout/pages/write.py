@@ -67,8 +67,27 @@ def write_page(
         predicted = _written_predictions(content, output, show)
         page = output / PAGE_FILE
         episodes = episode_rows(content, videos, photos, predicted)
-        write_text(page, _rendered(content, episodes, predicted))
+        tasks = task_rows(content)
+        plots = _written_plotly(output) if _needs_plots(tasks, predicted) else ""
+        write_text(page, _rendered(content, tasks, episodes, predicted, plots))
     return page
+
+
+def _needs_plots(
+    tasks: list[dict[str, Any]], predicted: Mapping[str, Mapping[str, Predicted]]
+) -> bool:
+    """Return whether the page draws anything: classes of failures, or what was predicted."""
+    failed = any(rate["failure_classes"] for task in tasks for rate in task["rates"])
+    return failed or any(predicted.values())
+
+
+def _written_plotly(output: Path) -> str:
+    """Write the library that draws plots, 4.5 MB, beside the page; return where it lies."""
+    from plotly.offline import get_plotlyjs
+
+    place = Path(MEDIA_FOLDER) / "plotly.min.js"
+    write_text(make_folders(output, place.parent) / place.name, get_plotlyjs())
+    return place.as_posix()
 
 
 def _written_predictions(
@@ -123,12 +142,11 @@ def _same(one: Path, other: Path) -> bool:
 
 def _rendered(
     content: Content,
+    tasks: list[dict[str, Any]],
     episodes: list[dict[str, Any]],
     predicted: Mapping[str, Mapping[str, Predicted]],
+    plotly: str,
 ) -> str:
-    from plotly.offline import get_plotlyjs
-
-    tasks = task_rows(content)
     return _filled(
         "report.html",
         content=content,
@@ -138,7 +156,7 @@ def _rendered(
         qualities=QUALITIES,
         quality_rows=_quality_rows(content, predicted),
         lines={run.letter: _lines(run) for run in content.runs},
-        plotly=get_plotlyjs(),
+        plotly=plotly,
     )
 
 
