@@ -173,9 +173,22 @@ def check_frames(frames: _Frames, view: View, tag: str, *, least: int = 4) -> No
         leading = "..., frames, " if least > 3 else ""
         raise ModalityError(
             f"{view.key} has shape {tuple(frames.shape)}: {tag} delivers "
-            f"({leading}{view.resolution[0]}, {view.resolution[1]}, 3). For other cameras or "
-            "recordings name the robot with their size, as in libero_sim@128x128 (height x width)."
+            f"({leading}{view.resolution[0]}, {view.resolution[1]}, 3).{_sized(frames, view, tag)}"
         )
+
+
+def _sized(frames: _Frames, view: View, tag: str) -> str:
+    """Return what to do about images of another size; empty where they are no images at all."""
+    if len(frames.shape) < 3 or frames.shape[-1] != 3:
+        return ""
+    height, width = frames.shape[-3:-1]
+    robot = tag.partition("@")[0]
+    square = len(set(view.resolution)) == 1
+    made = f" make the environment with resolution={view.resolution[0]}, or" if square else ""
+    return (
+        f" For these images{made} name the robot with their size, {robot}@{height}x{width} "
+        "(height x width); a checkpoint keeps the size that it was trained with."
+    )
 
 
 def rows(given: Mapping[str, object], part: Part) -> NDArray[np.float32]:

@@ -100,9 +100,8 @@ def looking_at(
         made = made_environment(env, {**own, **arguments})
     if caught.failure is not None:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(
-            f"{env} could not be made with {shorten(given, 200)}: {caught.failure.error}"
-        )
+        having = f" with {shorten(given, 200)}" if given else ""
+        raise ConfigError(f"{env} could not be made{having}: {caught.failure.error}")
     with closing(made):
         yield made
 

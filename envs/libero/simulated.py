@@ -155,7 +155,7 @@ class SimulatedArmEnv(gym.Env[Observation, np.ndarray], EzPickle):
             ResetNeeded: there has been no reset yet.
         """
         if self._sim is None:
-            raise gym.error.ResetNeeded("the simulator is opened by the first reset().")
+            raise gym.error.ResetNeeded("call reset() first: it opens the simulator")
         return self._sim
 
     def reset(

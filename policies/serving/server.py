@@ -146,7 +146,8 @@ class PolicyServer:
 
     @property
     def _execute(self) -> int:
-        return self._robot.execute or self._robot.timing.action_horizon
+        robot = self._robot
+        return self._policy.execute or robot.execute or robot.timing.action_horizon
 
     async def _listen(self) -> None:
         endpoint = HttpEndpoint(

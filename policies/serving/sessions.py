@@ -225,8 +225,8 @@ def check_plan(plan: object, robot: Embodiment, least_rows: int) -> None:
             given = "numbers that are not finite"
     raise InvalidActionError(
         f"the policy planned {given}: a served plan of {robot.tag} holds at least {least_rows} "
-        f"rows of {robot.action_dim} finite float numbers, which is what clients execute before "
-        "they ask again (execute of its Embodiment, else action_horizon)"
+        f"rows of {robot.action_dim} finite float numbers: so many are executed before the next "
+        "plan is asked for (execute of the policy, else of its Embodiment, else action_horizon)"
     )
 
 

@@ -197,12 +197,20 @@ def test_the_member_that_a_servable_policy_lacks_is_named(member):
         PolicyServer(type("Lacking", (Serving,), {member: None})(None))
 
 
-def test_a_plan_that_clients_cannot_execute_is_refused_at_the_start():
+@pytest.mark.parametrize(("execute", "least"), [(None, 16), (4, 4)])
+def test_a_plan_that_clients_cannot_execute_is_refused_at_the_start(execute, least):
+    policy = Counting()
+    policy.execute = execute
     with (
-        pytest.raises(InvalidActionError, match=r"float32 \(3, 7\).*at least 16 rows"),
-        in_background(PolicyServer(Counting(), ServeOptions(port=0, array_port=0))),
+        pytest.raises(InvalidActionError, match=rf"float32 \(3, 7\).*at least {least} rows"),
+        in_background(PolicyServer(policy, ServeOptions(port=0, array_port=0))),
     ):
         pass
+
+
+def test_a_plan_as_long_as_the_policy_executes_is_served():
+    with in_background(PolicyServer(Counting(), ServeOptions(port=0, array_port=0))) as server:
+        assert server.capacity
 
 
 @pytest.mark.parametrize(

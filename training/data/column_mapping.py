@@ -125,15 +125,23 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
         "state) in their entry of data.train_data_paths, --recorded for dzrobot stats and "
         "inspect-data; they then train the video alone."
     )
-    columns = (f"{name} {table}" for name, table in catalog.features.items())
+    columns = ", ".join(f"{name} {table}" for name, table in catalog.features.items())
+    remedy = (
+        f"\nColumns: {columns}\nName the right ones in meta/modality.json, or in feature, start and "
+        "dim of your own embodiment." + (hint if missing else "")
+    )
+    # What is of another size says itself what to do; other names would not help.
+    if all(_SIZE_REMEDY in fault for fault in faults):
+        remedy = ""
     raise DatasetError(
         f"{catalog.root} does not fit the embodiment {embodiment.tag!r}:\n  "
         + "\n  ".join(faults)
-        + "\nColumns: "
-        + ", ".join(columns)
-        + "\nName the right ones in meta/modality.json, or in feature, start and dim of your own "
-        "embodiment." + (hint if missing else "")
+        + remedy
     )
+
+
+_SIZE_REMEDY = "if that is meant, write"
+"""What the fault of a size, and no other, says."""
 
 
 class _Collect:
@@ -166,8 +174,9 @@ def _view(catalog: DatasetCatalog, view: View) -> ColumnSource:
     if recorded != view.resolution:
         raise DatasetError(
             f"{view.key}: {column} was recorded at {recorded[0]}x{recorded[1]} (height x width), "
-            f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; if that is meant, "
-            f"write @{recorded[0]}x{recorded[1]} behind the robot's name, wherever it is named"
+            f"the embodiment says {view.resolution[0]}x{view.resolution[1]}; "
+            f"{_SIZE_REMEDY} @{recorded[0]}x{recorded[1]} behind the robot's name, wherever it is "
+            "named, or record in the robot's size (in a simulator: collect --env-arg resolution=N)"
         )
     return ColumnSource(view.key, column, None, None, catalog.features[column].dtype, stated_by)
 

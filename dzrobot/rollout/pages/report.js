@@ -102,7 +102,8 @@ function choose(episode, named = true) {
   episode.runs.forEach((run, i) => videos.append(film(run, data.letters[i])));
   panel.replaceChildren(element("h3", {}, episode.case), element("p", {}, episode.task), videos);
   const films = [...videos.querySelectorAll("video")];
-  if (films.length) panel.append(controls(films, "play"));
+  if (films.length) panel.append(controls(films, "play"), element("p", { className: "faint" },
+    "From the left: the environment's own image, if it has one, then each camera as the policy is given it. LIBERO's are mirrored, as its published datasets are."));
   episode.runs.forEach((run, i) => { if (run.predicted) panel.append(prediction(episode, run, data.letters[i])); });
   episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
   if (named) history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
@@ -116,8 +117,6 @@ function film(run, name) {
     ? video(run.video)
     : element("p", { className: "faint" }, "no video is kept of this episode");
   const figure = element("figure", {}, caption, seen);
-  if (run.video) figure.append(element("p", { className: "faint" },
-    "Beside each other: the environment's own image, if it has one, then each camera as the policy is given it. LIBERO's are mirrored, as its published datasets are."));
   if (run.photo) figure.append(
     element("img", { src: run.photo, alt: "the initial state, all cameras side by side" }),
     element("p", { className: "faint" }, "the initial state, before the policy acted"),
