@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dzrobot.envs.franka.operator.operator import ArmPhase, OperatorVerdict
+from dzrobot.envs.franka.operator.operator import JUDGE, ArmPhase, OperatorVerdict
 from dzrobot.errors import StoppedError
 
 
@@ -42,7 +42,7 @@ class FakeOperator:
         said, self.said = self.said, OperatorVerdict.OPEN
         return said
 
-    def judge(self) -> OperatorVerdict:
+    def judge(self, question: str = JUDGE) -> OperatorVerdict:
         """Return what was said; nothing is a failure."""
         return self.verdict() or OperatorVerdict.FAILURE
 

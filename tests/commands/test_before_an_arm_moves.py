@@ -178,8 +178,13 @@ def test_a_workcell_is_taught_on_the_arm(tmp_path):
     arm = FakeArm()
     arm.connect()
     places = [(0.45, 0.0, 0.3), (0.31, -0.2004, 0.0153), (0.62, 0.25, 0.5)]
-    taught = teach(arm, Guided(arm, places, ["d"]))
+    guided = Guided(arm, places, ["d"])
+    taught = teach(arm, guided)
     assert arm.moves == []
+    assert [question.partition(" kept")[0][-9:] for question in guided.asked[2:]] == [
+        "1 corner", "2 corners"
+    ]  # fmt: skip
+    assert "the last at (0.620, 0.250, 0.500) m" in guided.asked[-1]
     assert taught.position == (0.45, 0.0, 0.3)
     assert (taught.low, taught.high) == ((0.31, -0.201, 0.015), (0.62, 0.25, 0.5))
     np.testing.assert_allclose(np.abs(taught.euler), (np.pi, 0, 0), atol=1e-3)

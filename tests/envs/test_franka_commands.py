@@ -252,7 +252,7 @@ def test_doctor_leaves_a_hand_alone_that_was_never_homed(cell):
 def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monkeypatch, capsys):
     need_libraries()
     path = str(tmp_path / "practice.yaml")
-    answers = ["", "", "", "d", "1", "0", "stack the cups", "5.8.0"]
+    answers = ["", "", "", "d", "1", "0", "", "  ", "stack the cups", "5.8.0"]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in answers)))
     assert main(["init-workcell", path, "--address", "emulated"]) == 0
     assert f"--config {path}" in capsys.readouterr().out

@@ -39,7 +39,7 @@ from dzrobot.envs.franka.safeguards.stop_file import write_stop
 from dzrobot.envs.panda.poses import distance_between
 from dzrobot.errors import ArmBusyError, ConfigError, RobotError, StoppedError
 from dzrobot.policies.base import DEFAULT_SESSION
-from dzrobot.rollout.arm.attended import Judged
+from dzrobot.rollout.arm.attended import AFTER_STOP, Judged
 
 ADDRESS = "172.16.0.2"
 STILL = np.zeros(7, np.float32)
@@ -439,6 +439,38 @@ def test_a_stop_while_an_episode_is_judged_stands():
     env.attend(FakeOperator(), unattended=True)
     with pytest.raises(StoppedError, match="operator_stop"):
         env.reset()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "success", "fault"),
+    [
+        (OperatorVerdict.FAILURE, False, ""),
+        (OperatorVerdict.SUCCESS, True, ""),
+        (OperatorVerdict.DISCARDED, False, "discarded by the operator"),
+        # They stopped again, or left: nothing was decided, so the trial is run again.
+        (None, False, "discarded by the operator"),
+    ],
+)
+def test_what_a_stopped_trial_counts_as_is_asked(answer, success, fault):
+    asked = []
+
+    class Asked(FakeOperator):
+        def judge(self, question=""):
+            asked.append(question)
+            if answer is None:
+                raise StoppedError("the operator stopped the arm")
+            return answer
+
+    env, _, _ = make(Asked())
+    judged = Judged(env, Asked(), asks=True, asks_after_stop=True)
+    judged.reset()
+    env.operator_stop()
+    *_, truncated, info = judged.step(STILL)
+    assert (truncated, info["abort"], asked) == (True, "operator_stop", [AFTER_STOP])
+    assert (info["is_success"], info["fault"]) == (success, fault)
+    # Whatever it counts as, no other trial follows before the arm has been looked at.
+    assert info["stop"]
     env.close()
 
 

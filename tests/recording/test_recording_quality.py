@@ -9,6 +9,7 @@ from data_worlds import ROBOT, step
 from dzrobot.cli import main
 from dzrobot.embodiments.spec import Gripper, Part
 from dzrobot.embodiments.timing import Timing
+from dzrobot.policies.base import blank
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch, idle, too_short, unfit
 
@@ -99,6 +100,7 @@ def test_a_dataset_is_looked_at_the_same_way(tmp_path, capsys):
 
 HAND = Part(key="action.hand", feature="action", dim=2, start=0)
 TWO_WAY = np.repeat([0.0, 1.0], 20)
+NOISE = np.random.default_rng(0).normal(0.02, 0.005, 40)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ TWO_WAY = np.repeat([0.0, 1.0], 20)
         (Gripper(threshold=0.5, low=0, high=1), np.linspace(0, 1, 40), None),
         # A hand that is never moved, with and without noise.
         (Gripper(threshold=0.5, low=0, high=1), 0 * TWO_WAY, None),
-        (Gripper(threshold=0.5, low=0, high=1), 0.02 + 0.01 * np.sin(np.arange(40) ** 2), None),
+        (Gripper(threshold=0.5, low=0, high=1), NOISE, None),
         (Gripper(threshold=0.5, low=0, high=1), 10 + 80 * TWO_WAY, "every command would be 1"),
         (Gripper(threshold=0.5, low=0, high=1), np.linspace(10, 90, 40), "every command would be"),
         (Gripper(threshold=0.5, low=0, high=1), 0.04 * TWO_WAY, "every command would be 0"),
@@ -177,3 +179,18 @@ def test_a_recording_that_is_of_no_use_says_so_at_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "WARNING: every action is zero" in said
     assert "WARNING: no number of the state ever changes" in said
+
+
+def test_rows_that_are_not_saved_and_episodes_that_are_there_are_told(tmp_path, caplog):
+    def write(*, saved):
+        caplog.clear()
+        with EpisodeWriter(tmp_path / "set", "libero_mini", fps=20) as writer:
+            writer.add_frame(blank(writer.embodiment, None), np.zeros(7, np.float32))
+            if saved:
+                writer.save_episode()
+        return caplog.text
+
+    assert "1 row after the last save_episode() is dropped" in write(saved=False)
+    assert write(saved=True) == ""
+    assert "holds 1 episode: continuing after it" in write(saved=True)
+    assert "holds 2 episodes: continuing after them" in write(saved=True)

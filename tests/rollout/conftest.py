@@ -133,6 +133,11 @@ class Broken(Steer):
             raise RuntimeError("the policy broke")
         return super().act(obs, session=session)
 
+class Nonsense(Steer):
+    """Gives six numbers in place of seven."""
+    def act(self, obs, *, session="default"):
+        return super().act(obs, session=session)[:6]
+
 class Unready(Steer):
     """Raises at once, as long as there is a file to say so."""
 

@@ -95,6 +95,16 @@ def test_a_policy_that_fails_on_the_way_has_failed_and_is_not_run_again(
     assert (folder / "records.jsonl").read_bytes() == before
 
 
+def test_an_evaluation_in_which_no_action_could_be_taken_says_why_and_fails(tmp_path, capsys):
+    words = ["eval", "--env", "dzrobot/point-v0", "--policy", "rollout_policies:Nonsense"]
+    words += ["--episodes", "2", "--max-steps", "5", "--workers", "0", "--videos", "none"]
+    assert cli.main([*words, "--output", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "the policy failed in 2 episodes, first in dzrobot_point-v0-task00-episode000" in said
+    assert "(6,)" in said
+    assert "this is no score" in said
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_an_exception_before_the_first_action_is_an_error_and_is_run_again(
     alone, tmp_path, workers, monkeypatch

@@ -127,8 +127,8 @@ def _refuse(catalog: DatasetCatalog, embodiment: Embodiment, faults: list[str]) 
     )
     columns = ", ".join(f"{name} {table}" for name, table in catalog.features.items())
     remedy = (
-        f"\nColumns: {columns}\nName the right ones in meta/modality.json, or in feature, start and "
-        "dim of your own embodiment." + (hint if missing else "")
+        f"\nColumns: {columns}\nName the right ones in meta/modality.json, or in feature, start "
+        "and dim of your own embodiment." + (hint if missing else "")
     )
     # What is of another size says itself what to do; other names would not help.
     if all(_SIZE_REMEDY in fault for fault in faults):

@@ -205,8 +205,6 @@ def test_any_message_is_a_request_or_refused(message):
         read_request(unpack(frame(message)), MINI)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
 def _with(key, change):
     return lambda message: {**message, key: change(message[key])}
 
@@ -248,6 +246,8 @@ def test_no_observation_that_does_not_fit_reaches_a_policy(change):
         read_request(change(message), robot)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
 def test_a_message_cut_short_is_refused(data):
     whole = pack({"a": np.arange(6, dtype=np.float32), "s": "text", "l": [1, {"k": None}]})
     with pytest.raises(ProtocolError):
