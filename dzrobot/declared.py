@@ -6,6 +6,7 @@ The field of a dataclass holds type, default and help of its flag once;
 
 import functools
 import inspect
+import numbers
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
@@ -136,7 +137,7 @@ def check_fields(given: Any) -> None:
     faults = [
         f"{name}={fault}"
         for name, hint in hints.items()
-        if (fault := misfit(hint, getattr(given, name)))
+        if (fault := misfit(hint, vars(given)[name]))
     ]
     if faults:
         raise ConfigError("; ".join(faults))
@@ -185,17 +186,21 @@ def _is_of(kind: Any, value: Any) -> bool:
     if kind is inspect.Parameter.empty:
         return True
     if kind is Sequence:
-        # A text is a sequence of letters, which nobody means.
+        # A text is a sequence too, of letters, and is not meant by one.
         return isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if kind in (int, float):
         # Numbers of NumPy count as what they are.
-        named = {int: ("__index__",), float: ("__float__",)}[kind]
-        return not isinstance(value, bool) and any(hasattr(value, one) for one in named)
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        number = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    try:
+        return not isinstance(kind, type) or isinstance(value, kind)
+    except TypeError:
+        # A protocol, which cannot be asked.
         return True
-    return isinstance(value, kind)
 
 
 def _name(kind: Any) -> str:
     known = get_origin(kind) or kind
-    return "None" if known in (None, type(None)) else getattr(known, "__name__", str(known))
+    if known in (None, type(None)):
+        return "None"
+    return known.__name__ if isinstance(known, type) else str(known)

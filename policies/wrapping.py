@@ -148,14 +148,13 @@ def lacks_to_serve(given: Policy | Any) -> list[str]:
     Args:
         given: As its author wrote it; a plain object is not adapted.
     """
+    found = {name: getattr(given, name, None) for name in (*_SERVING, "serves", "embodiment")}
     if isinstance(given, Policy):
         missing = ["plan"]
     else:
-        says = getattr(given, "serves", None) is True
-        missing = [] if says else ["serves = True"]
-        missing += [name for name in _SERVING if not callable(getattr(given, name, None))]
-    stated = getattr(given, "embodiment", None)
-    return [*missing, *([] if isinstance(stated, Embodiment) else ["embodiment"])]
+        missing = [] if found["serves"] is True else ["serves = True"]
+        missing += [name for name in _SERVING if not callable(found[name])]
+    return [*missing, *([] if isinstance(found["embodiment"], Embodiment) else ["embodiment"])]
 
 
 _ACTING = ("act", "reset", "end_all")

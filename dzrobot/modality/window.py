@@ -178,7 +178,7 @@ def check_frames(frames: _Frames, view: View, tag: str, *, least: int = 4) -> No
 
 
 def _sized(frames: _Frames, view: View, tag: str) -> str:
-    """Return what to do about images of another size; empty where they are no images at all."""
+    """Return what to do about images of another size; empty for what has not their three axes."""
     if len(frames.shape) < 3 or frames.shape[-1] != 3:
         return ""
     height, width = frames.shape[-3:-1]

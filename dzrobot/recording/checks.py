@@ -123,7 +123,7 @@ def _used_both_ways(values: np.ndarray, range_: float) -> bool:
     """Return whether numbers that lie on one side of a threshold open and close a hand."""
     least, spread = values.min(), np.ptp(values)
     if spread <= range_ / 2:
-        # A hand that nobody moves has noise, which is rarely at both ends of its own range.
+        # A hand that is not moved has noise, which is rarely at both ends of its own range.
         middle = np.abs(values - (least + spread / 2)) < spread / 4
         return bool(spread > range_ / 100 and middle.mean() < 0.5)
     return True

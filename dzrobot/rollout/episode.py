@@ -405,7 +405,8 @@ def _chosen(
         vector = None
     shape = env.action_space.shape
     if vector is None or vector.shape != shape or not np.isfinite(vector).all():
-        text = f"the policy returned {shorten(action)}; an action is {shape} finite numbers"
+        kind = "" if vector is None else f" of the shape {vector.shape}"
+        text = f"the policy returned {shorten(action)}{kind}; an action is {shape} finite numbers"
         return PolicyFailure(ended=INVALID_ACTION, error=text)
     return vector, spent
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, InvalidActionError, SessionError, SessionLostError
-from dzrobot.policies.base import Footprint, Policy, robot_of, walk_window
+from dzrobot.policies.base import Footprint, Plan, Policy, robot_of, walk_window
 
 _MOST_KEPT = 65_536
 """Ended ids that a connection may have; one that never resets takes a new id for every episode."""
@@ -214,7 +214,7 @@ def check_plan(plan: object, robot: Embodiment, least_rows: int) -> None:
     Raises:
         InvalidActionError: it is not a plan of so many finite float rows.
     """
-    actions = getattr(plan, "actions", plan)
+    actions = plan.actions if isinstance(plan, Plan) else plan
     given = f"a {type(actions).__name__}"
     if isinstance(actions, np.ndarray):
         given = f"{actions.dtype} {actions.shape}"

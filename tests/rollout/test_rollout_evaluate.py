@@ -102,7 +102,7 @@ def test_an_evaluation_in_which_no_action_could_be_taken_says_why_and_fails(tmp_
     said = capsys.readouterr().out
     assert "the policy failed in 2 episodes, first in dzrobot_point-v0-task00-episode000" in said
     assert "(6,)" in said
-    assert "this is no score" in said
+    assert "this is not a score" in said
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])

@@ -1,5 +1,6 @@
 """What evaluations found, as tables and lines of a terminal or a log."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -141,24 +142,27 @@ def print_conclusion(
 
 
 _MOST_REASONS = 3
+_NUMBERS = re.compile(r"array\(\[.*?(\)|\.{3,})|[-+]?\d[\d.e+-]*")
 
 
 def policy_lines(summary: Summary) -> list[str]:
     """Return why the policy itself ended episodes, most frequent first; empty where it did not."""
     first: dict[str, str] = {}
+    counts = Counter[str]()
     for case, reason in summary.policy_errors:
-        first.setdefault(reason, case)
-    counts = Counter(reason for _, reason in summary.policy_errors)
+        # Equal but for their numbers: one reason, shown as the first episode has it.
+        kind = _NUMBERS.sub("#", reason)
+        counts[kind] += 1
+        first.setdefault(kind, f"{case}: {printable(reason, 400)}")
     lines = [
-        f"the policy failed in {counted(count, 'episode')}, first in {first[reason]}: "
-        f"{printable(reason, 400)}"
-        for reason, count in counts.most_common(_MOST_REASONS)
+        f"the policy failed in {counted(count, 'episode')}, first in {first[kind]}"
+        for kind, count in counts.most_common(_MOST_REASONS)
     ]
     if more := len(counts) - len(lines):
         lines.append(f"and for {counted(more, 'other reason')}: policy_error of records.jsonl")
     if not summary.acted:
         lines.append(
-            "Every episode was ended by a fault of the policy, so this is no score: mend the "
+            "Every episode was ended by a fault of the policy, so this is not a score: mend the "
             "policy, and evaluate into another --output."
         )
     return lines
