@@ -133,7 +133,8 @@ def check_fields(given: Any) -> None:
     Raises:
         ConfigError: names all that are not allowed.
     """
-    hints = _field_types(type(given))
+    kind: Any = type(given)
+    hints = _field_types(kind)
     faults = [
         f"{name}={fault}"
         for name, hint in hints.items()
@@ -144,7 +145,7 @@ def check_fields(given: Any) -> None:
 
 
 @functools.cache
-def _field_types(kind: type) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {one.name: hints[one.name] for one in fields(kind)}
 
