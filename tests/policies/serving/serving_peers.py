@@ -9,7 +9,7 @@ import numpy as np
 from websockets.sync.client import connect
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.errors import SessionError
+from dzrobot.errors import ModalityError, SessionError
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.base import Footprint, Plan, Policy, check_leftovers
 from dzrobot.policies.serving.endpoint import ServeOptions
@@ -26,6 +26,9 @@ ARENA = {
     "action_space": "joint_position",
 }
 """The greeting of RoboArena's clients for :data:`DROID`."""
+
+
+UNKNOWN = "a task that the policy refuses"
 
 
 class Remembering(Policy):
@@ -61,6 +64,8 @@ class Remembering(Policy):
     def plan(self, asks):
         check_leftovers(self, [ask.leftover for ask in asks])
         seen = [read_observation(ask.observation, self.embodiment) for ask in asks]
+        if any(frames[0][self.embodiment.language] == UNKNOWN for frames in seen):
+            raise ModalityError(f"no such task: {UNKNOWN}")
         self.began.release()
         assert self.gate.wait(60)
         if self.fails:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from serving_peers import (
     MINI,
+    UNKNOWN,
     Remembering,
     alone,
     ask,
@@ -136,12 +137,14 @@ def test_one_bad_observation_costs_its_batch_nothing():
         policy.gate.clear()
         peers[0].send(frame(droid_request(0)))
         until(lambda: gauge(server, "requests_running") == 1)
+        # What does not fit is refused at the door; what the policy itself refuses has waited.
         bad = droid_request(0) | {"observation/gripper_position": np.array([np.nan])}
-        peers[1].send(frame(bad))
+        assert "finite" in ask(peers[1], bad)
+        peers[1].send(frame(droid_request(0, prompt=UNKNOWN)))
         peers[2].send(frame(droid_request(7)))
         until(lambda: gauge(server, "requests_waiting") == 2)
         policy.gate.set()
-        assert "finite" in read(peers[1].recv(timeout=60))
+        assert UNKNOWN in read(peers[1].recv(timeout=60))
         answer = read(peers[2].recv(timeout=60))
         assert np.array_equal(answer["actions"], alone([droid_request(7)])[0])
 
