@@ -142,7 +142,24 @@ def adapted(policy: Policy | Any) -> Policy:
     return _Adapted(policy)
 
 
-def lacks_to_serve(given: Policy | Any) -> list[str]:
+def servable(given: Policy | Any) -> Policy:
+    """Return ``given`` as a policy that can be served.
+
+    Raises:
+        ConfigError: it cannot be; names what it lacks.
+    """
+    policy = adapted(given)
+    if not policy.can.serves:
+        raise ConfigError(
+            f"a policy of the class {type(given).__name__} cannot be served, because it lacks "
+            f"{' and '.join(_lacks_to_serve(given))}: only what makes whole plans can, a subclass "
+            "of dzrobot.Policy that overrides plan and sets embodiment (or a plain object with "
+            "serves = True, and with infer_batch, evict, stage and footprint)"
+        )
+    return policy
+
+
+def _lacks_to_serve(given: Policy | Any) -> list[str]:
     """Return what a policy that cannot be served would need in order to be.
 
     Args:

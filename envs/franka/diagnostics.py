@@ -116,15 +116,11 @@ def diagnose(
     of_machine = {*_OF_MACHINE, *config.robot.video_keys}
     for one in _checks(workcell, config, images, listen_s):
         harmless = practice and one.verdict == "warn" and one.what in of_machine
-        yield replace(one, found=f"{one.found} ({_HARMLESS})") if harmless else one
+        yield replace(one, found=f"{one.found} (harmless on `emulated`)") if harmless else one
 
 
-_OF_MACHINE = frozenset(
-    {"kernel", "priority", "locked memory", "processor", "latency", "clocks", "cameras"}
-)
+_OF_MACHINE = {"locked memory", *"kernel priority processor latency clocks cameras".split()}
 """Checks of how fast and steadily this machine works, which an emulated arm waits for."""
-
-_HARMLESS = "harmless on `emulated`, whose devices wait for this machine"
 
 
 def _checks(

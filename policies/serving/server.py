@@ -45,7 +45,7 @@ from dzrobot.policies.serving.sessions import (
     SessionTable,
     warm_up,
 )
-from dzrobot.policies.wrapping import adapted, lacks_to_serve
+from dzrobot.policies.wrapping import servable
 from dzrobot.websocket import PING_S, PONG_S, end_vanished
 
 _log = logging.getLogger(__name__)
@@ -77,14 +77,7 @@ class PolicyServer:
         card: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        name, given, policy = type(policy).__name__, policy, adapted(policy)
-        if not policy.can.serves:
-            raise ConfigError(
-                f"a policy of the class {name} cannot be served, because it lacks "
-                f"{' and '.join(lacks_to_serve(given))}: only what makes whole plans can, a "
-                "subclass of dzrobot.Policy that overrides plan and sets embodiment (or a plain "
-                "object with serves = True, and with infer_batch, evict, stage and footprint)"
-            )
+        policy = servable(policy)
         if policy.history == "grid":
             raise ConfigError(
                 "history='grid' cannot be served: clients send the newest frame or the last four; "
