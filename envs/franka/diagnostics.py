@@ -119,7 +119,7 @@ def diagnose(
         yield replace(one, found=f"{one.found} (harmless on `emulated`)") if harmless else one
 
 
-_OF_MACHINE = {"locked memory", *"kernel priority processor latency clocks cameras".split()}
+_OF_MACHINE = {"kernel", "priority", "locked memory", "processor", "latency", "clocks"}
 """Checks of how fast and steadily this machine works, which an emulated arm waits for."""
 
 
