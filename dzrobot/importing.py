@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import logging
 import sys
 import threading
 import traceback
@@ -23,8 +22,6 @@ from dzrobot.errors import (
     printable,
     suggest,
 )
-
-_log = logging.getLogger(__name__)
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -139,7 +136,11 @@ SLOW_IMPORT_S = 10.0
 def _told_if_slow(name: str, what: str) -> Iterator[None]:
     """Say, once, that the module takes long: one that hangs would be silent for ever."""
     said = f"{what}: the module {name!r} is still being imported after {SLOW_IMPORT_S:g} s"
-    timer = threading.Timer(SLOW_IMPORT_S, _log.warning, [f"{said}; Ctrl-C ends it"])
+    # Not at the top: `import dzrobot` has no use for it.
+    from logging import getLogger
+
+    warn = getLogger(__name__).warning
+    timer = threading.Timer(SLOW_IMPORT_S, warn, [f"{said}; Ctrl-C ends it"])
     timer.daemon = True
     timer.start()
     try:
