@@ -245,10 +245,7 @@ class _SparingCameras:
                 self.sim._render_context_offscreen,
                 None,
             )
-            # As robosuite's own, which also collects the garbage of the whole process: that takes
-            # longer than the rest of a reset, and a scene without its context is in no cycle.
-            del self.sim.data, self.sim.model
-            self.sim = None
+        super()._destroy_sim()  # type: ignore[misc]
 
     def _create_camera_sensors(
         self, cam_name: str, *arguments: Any, **keywords: Any
