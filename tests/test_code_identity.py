@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dzrobot import code_identity
+from dzrobot import __version__, code_identity
 from dzrobot.cli import main
 from dzrobot.code_identity import CODE, CodeIdentity, code_with, content_hash, package_code
 from dzrobot.errors import ConfigError, ProtocolError
@@ -173,7 +173,7 @@ def test_a_card_of_an_earlier_version_is_of_other_code(ours, tmp_path):
     with pytest.raises(ProtocolError, match=r"0\.0\.9 \(content not recorded\) in"):
         run(ours, tmp_path)
     run(ours, tmp_path, allow_other_code=True)
-    assert [code["version"] for code in read_card(tmp_path)[CODE]] == ["0.0.9", "0.1.0"]
+    assert [code["version"] for code in read_card(tmp_path)[CODE]] == ["0.0.9", __version__]
 
 
 def test_runs_of_different_code_are_compared_and_marked(ours, theirs, tmp_path, capsys):

@@ -57,9 +57,9 @@ def test_a_states_file_that_is_no_array_is_refused_and_never_run(tmp_path):
     write_states(path, np.arange(3.0))
     np.testing.assert_array_equal(load_init_states(path, single=True), [[0.0, 1.0, 2.0]])
     for value, words in (
-        (Foreign(), "not a part of an array"),
+        (Foreign(), r"asks for builtins\.print"),
         ([1, 2], "list"),
-        (np.zeros(2), "ndarray"),
+        (np.zeros(2), "not one table of states"),
     ):
         write_states(path, value)
         with pytest.raises(SimulatorError, match=words):

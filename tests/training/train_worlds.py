@@ -84,10 +84,10 @@ def frame(episode, i, rng, robot=ROBOT):
         observation[view.key] = np.roll(image, 2 * i, axis=1).astype(np.uint8)
     for part in robot.state:
         observation[part.key] = np.sin(phase + np.arange(part.dim)).astype(np.float32)
-    actions = {
-        part.key: 0.5 * np.cos(phase + np.arange(part.dim)) + rng.normal(0, 0.01, part.dim)
-        for part in robot.action
-    }
+    actions = {}
+    for part in robot.action:
+        values = 0.5 * np.cos(phase + np.arange(part.dim)) + rng.normal(0, 0.01, part.dim)
+        actions[part.key] = values if part.gripper is None else part.gripper.command(values)
     return observation, {key: value.astype(np.float32) for key, value in actions.items()}
 
 
