@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         from dzrobot.training.run.plugin import Plugins
 
     with waiting("opening what the run starts from"):
-        check_run(config, Plugins.of(config.runner.plugins), planned.lacking)
+        opened = check_run(config, Plugins.of(config.runner.plugins), planned.lacking)
     devices = PlannedDevices.of(args.gpus, args.memory, args.peak_tflops)
     config = settle(config, base, devices.count, devices.memory_gib * GIB)
     plan = plan_run(config, base, devices.count)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"fits {devices.count} x {devices.memory_gib:.3g} GiB")
     if args.measure:
         _print_measured(args.recipe, words, config.runner)
-    _print_limits(planned)
+    _print_limits(planned, opened)
     return 0
 
 
@@ -100,9 +100,8 @@ def _print_measured(recipe: str, words: Sequence[str], runner: RunnerConfig) -> 
     print("\n".join(f"  {note}" for note in notes))
 
 
-def _print_limits(planned: PlannedRun) -> None:
+def _print_limits(planned: PlannedRun, opened: Sequence[str]) -> None:
     """Say what `dzrobot train` will look at and the plan has not."""
-    opened = [what for what in ("weights", "data") if what not in planned.lacking]
     print("checked as `dzrobot train` does: " + ", ".join(["the recipe", *opened]))
     print("not looked at: other machines and their devices, the network between them, free disk")
     for fault in planned.unread:

@@ -582,6 +582,36 @@ def test_films_are_shown_as_players_show_them(tmp_path):
     np.testing.assert_array_equal(upright, np.rot90(shown[numbers], 3, (1, 2)))
 
 
+def with_a_gap(path):
+    """Show the second half of a film one second later."""
+    source = path.with_name("source.mp4")
+    path.rename(source)
+    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+        video = old.streams.video[0]
+        stream = new.add_stream_from_template(video)
+        packets = [packet for packet in old.demux(video) if packet.dts is not None]
+        for number, packet in enumerate(packets):
+            if 2 * number >= len(packets):
+                packet.pts += round(1 / video.time_base)
+                packet.dts += round(1 / video.time_base)
+            packet.stream = stream
+            new.mux(packet)
+    source.unlink()
+
+
+@pytest.mark.parametrize("change", ["rate", "gap"])
+def test_pictures_shown_at_other_times_than_their_rows_are_named(bases, tmp_path, change):
+    copy = Set(bases / "two", tmp_path / "set", np.random.default_rng(0))
+    path = copy.video(1)
+    film(path, clips(0, [1]), bf="0", rate=2 * HZ if change == "rate" else HZ)
+    if change == "gap":
+        with_a_gap(path)
+    found = read_all(copy.path, tmp_path / "cache")
+    assert found.used == [0, 2, 3]
+    assert not found.wrong
+    assert f"off the grid of {HZ:g} frames per second" in "".join(found.reported)
+
+
 @pytest.mark.parametrize("left", [0, 1, 100, 0.5, 0.99])
 def test_a_kept_table_that_is_cut_short_is_made_anew(tmp_path, left):
     plain, path, cache = tmp_path / "plain.mp4", tmp_path / "film.mp4", tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""Sets that other people made: named by file and episode, or read as they are."""
+"""Sets that other people made, in all commands: named by file and episode, or read as they are."""
 
 import json
 
@@ -8,8 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 from data_worlds import ROBOT, record
 
+from dzrobot.cli import main
+from dzrobot.commands import train
 from dzrobot.errors import DatasetError
+from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.normalization import measure
+from dzrobot.training.recipes.check import start_faults
+from dzrobot.training.recipes.read import read_recipe
 
 EPISODES, ROWS = 10, 30
 FOREIGN = {"observation": {"state": ["observation.state"]}, "action": ["action"]}
@@ -50,16 +56,45 @@ def on_one_film(path):
     return path
 
 
-def test_episodes_on_one_film_are_named_together_and_none_is_used(tmp_path):
-    path = on_one_film(tmp_path / "set")
-    (path / "meta/modality.json").write_text(json.dumps(FOREIGN))
-    everyone = "episodes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 claim the same"
-    for damaged in ("refuse", "count"):
-        with pytest.raises(DatasetError, match=everyone):
-            DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "c", damaged=damaged))
-    options = ReaderOptions(cache=tmp_path / "c", damaged="count", empty="count")
-    said = "\n".join(DatasetReader(path, ROBOT, options).faults())
-    assert "9 films of observation.images.wrist_image belong to no episode" in said
+@pytest.fixture(scope="module", params=["GR00T's columns", "foreign columns", "no columns"])
+def hand_made(request, tmp_path_factory):
+    path = on_one_film(tmp_path_factory.mktemp("hand_made") / "set")
+    if request.param == "foreign columns":
+        (path / "meta/modality.json").write_text(json.dumps(FOREIGN))
+    elif request.param == "no columns":
+        (path / "meta/modality.json").unlink()
+    return path
+
+
+@pytest.mark.parametrize("damaged", ["refuse", "count"])
+def test_episodes_on_one_film_are_named_by_every_command(
+    hand_made, damaged, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    robot, folder = "data_worlds:ROBOT", str(hand_made)
+    fields = [
+        f"model.embodiment_tag={robot}", f"data.train_data_paths={folder}",
+        f"data.on_corrupt={damaged}", "runner.output_dir=run",
+    ]  # fmt: skip
+    commands = [
+        ["inspect-data", folder, "--embodiment", robot],
+        ["stats", robot, "--dataset", folder, "--output", "s.json", "--damaged", damaged],
+        ["plan", "tiny_cpu", "model.preset=5b", *fields],
+        ["train", "tiny_cpu", *fields],
+        ["init-robot", folder, "--output", "drafted_robot.py"],
+    ]
+    for words in commands:
+        code = main(words)
+        said = "".join(capsys.readouterr())
+        # What is drafted is measured on numbers, which are right.
+        assert code == (0 if words[0] == "init-robot" else 1 if "inspect" in words[0] else 2), words
+        assert "episodes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 claim the same" in said, words
+        assert "file-000.mp4" in said, words
+        if words[0] == "inspect-data":
+            assert "9 films of observation.images.wrist_image belong to no episode" in said
+        assert "Traceback" not in said
+    assert not (tmp_path / "s.json").exists()
+    assert not (tmp_path / "run/start").exists()
 
 
 def test_a_foreign_description_and_another_folder_of_videos_are_said(tmp_path):
@@ -95,3 +130,39 @@ def test_an_episode_whose_entry_has_a_gap_is_named_and_left_out(tmp_path):
     options = ReaderOptions(cache=tmp_path / "cache", damaged="count")
     reader = DatasetReader(path, ROBOT, options)
     assert set(reader.windows.episode.tolist()) == {3}
+
+
+@pytest.mark.long
+def test_train_makes_what_is_not_given_and_says_so(tmp_path, monkeypatch, capsys):
+    """Statistics for every recipe; start weights for those of small networks alone."""
+    monkeypatch.chdir(tmp_path)
+    begun = []
+    monkeypatch.setattr(train, "main", lambda words: begun.append(words) or 0)
+    monkeypatch.setattr(train, "end_process", lambda code: None)
+    for steps in ("_STILL_STEPS", "_CLIP_STEPS"):
+        monkeypatch.setattr(train, steps, 3)
+    folder = record(tmp_path / "set", lengths=(ROWS, 3, ROWS))
+    fields = [
+        "model.embodiment_tag=data_worlds:ROBOT", f"data.train_data_paths={folder}",
+        "runner.output_dir=run", "model.action_horizon=8", "model.max_chunk_size=2",
+    ]  # fmt: skip
+    for said in ("measured on", "measured before"):
+        assert main(["train", "tiny_cpu", *fields]) == 0
+        printed = capsys.readouterr().out
+        assert f"statistics: run/start/metadata.json, {said}" in printed
+        assert "start weights: run/start/weights, " in printed
+    assert begun[0] == begun[1]
+    _, config = read_recipe("tiny_cpu", begun[0][1:])
+    assert not start_faults(config, 1)
+    made = json.loads((tmp_path / "run/start/metadata.json").read_text())[ROBOT.tag]
+    reader = DatasetReader(folder, ROBOT, ReaderOptions(cache=tmp_path / "cache"))
+    measured = measure([reader], ROBOT)
+    assert made["statistics"] == json.loads(json.dumps(measured["statistics"]))
+    assert DreamZeroPolicy.from_pretrained(
+        tmp_path / "run/start/weights", embodiment=ROBOT
+    ).embodiment.tag
+    # A large network does not start from a new one.
+    assert main(["train", "libero_sft_dreamzero_5b", *fields]) == 2
+    said = capsys.readouterr().err
+    assert "model.model_path" in said
+    assert "dzrobot download" in said

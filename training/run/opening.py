@@ -19,7 +19,13 @@ from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import EpisodeChoice
-from dzrobot.training.data import EpisodeSelection, ReaderOptions, SourceSpec, TrainingData
+from dzrobot.training.data import (
+    DatasetReader,
+    EpisodeSelection,
+    ReaderOptions,
+    SourceSpec,
+    TrainingData,
+)
 from dzrobot.training.data.mixture import MakeStream
 from dzrobot.training.data.video_decoding import load_decoder
 from dzrobot.training.recipes.architecture import SourcePlan, run_network, source_plans
@@ -70,20 +76,47 @@ def open_run(config: SFTConfig, plugins: Plugins) -> OpenedRun:
     )  # fmt: skip
 
 
-def check_run(config: SFTConfig, plugins: Plugins, lacking: Set[Input]) -> None:
+def check_run(config: SFTConfig, plugins: Plugins, lacking: Set[Input]) -> list[str]:
     """Open what :func:`open_run` opens, but for what is lacking, and drop it.
+
+    Recordings that lack nothing but statistics are opened too.
+
+    Returns:
+        What was opened, for a sentence.
 
     Raises:
         DzrobotError: As :func:`open_run`.
     """
     if not lacking:
         open_run(config, plugins)
-        return
-    beside = None
+        return ["weights", "data"]
+    beside, opened = None, []
     if "weights" not in lacking:
         beside = _open_weights(config)[0].metadata
+        opened.append("weights")
     if "data" not in lacking:
         _open_data(config, beside, plugins)
+        opened.append("data")
+    elif _open_recordings(config):
+        opened.append("recordings (not yet with statistics)")
+    return opened
+
+
+def _open_recordings(config: SFTConfig) -> bool:
+    """Open those that lie on this machine, without statistics; False where there are none."""
+    found = [
+        (path, plan.read_as)
+        for plan in source_plans(config) for path in plan.paths if Path(path).is_dir()
+    ]  # fmt: skip
+    for path, robot in found:
+        DatasetReader(path, robot, _reader_options(config.data))
+    return bool(found)
+
+
+def _reader_options(data: DataConfig) -> ReaderOptions:
+    return ReaderOptions(
+        decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes
+    )
 
 
 def _open_weights(config: SFTConfig) -> tuple[InitialWeights, NetworkConfig]:
@@ -152,10 +185,7 @@ def open_datasets(
         for path in dict.fromkeys(path for plan in plans for path in plan.paths)
     }
     count = config.data.holdout_episodes
-    options = ReaderOptions(
-        decoder=config.data.video_backend, damaged=config.data.on_corrupt,
-        episodes=config.data.episodes,
-    )  # fmt: skip
+    options = _reader_options(config.data)
     train = TrainingData.open(
         [_spec(plan, catalogs, beside, config.data) for plan in plans], seed=config.runner.seed,
         options=replace(
