@@ -56,20 +56,17 @@ def on_one_film(path):
     return path
 
 
-@pytest.fixture(scope="module", params=["GR00T's columns", "foreign columns", "no columns"])
-def hand_made(request, tmp_path_factory):
-    path = on_one_film(tmp_path_factory.mktemp("hand_made") / "set")
-    if request.param == "foreign columns":
-        (path / "meta/modality.json").write_text(json.dumps(FOREIGN))
-    elif request.param == "no columns":
-        (path / "meta/modality.json").unlink()
-    return path
-
-
-@pytest.mark.parametrize("damaged", ["refuse", "count"])
+@pytest.mark.parametrize(
+    ("columns", "damaged"), [("GR00T's", "refuse"), ("foreign", "count"), ("none", "refuse")]
+)
 def test_episodes_on_one_film_are_named_by_every_command(
-    hand_made, damaged, tmp_path, monkeypatch, capsys
+    columns, damaged, tmp_path, monkeypatch, capsys
 ):
+    hand_made = on_one_film(tmp_path / "set")
+    if columns == "foreign":
+        (hand_made / "meta/modality.json").write_text(json.dumps(FOREIGN))
+    elif columns == "none":
+        (hand_made / "meta/modality.json").unlink()
     monkeypatch.chdir(tmp_path)
     robot, folder = "data_worlds:ROBOT", str(hand_made)
     fields = [
@@ -161,8 +158,18 @@ def test_train_makes_what_is_not_given_and_says_so(tmp_path, monkeypatch, capsys
     assert DreamZeroPolicy.from_pretrained(
         tmp_path / "run/start/weights", embodiment=ROBOT
     ).embodiment.tag
-    # A large network does not start from a new one.
+
+
+def test_a_large_network_does_not_start_from_a_new_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "end_process", lambda code: None)
+    folder = record(tmp_path / "set", lengths=(ROWS,))
+    fields = [
+        "model.embodiment_tag=data_worlds:ROBOT", f"data.train_data_paths={folder}",
+        "runner.output_dir=run", "model.action_horizon=8", "model.max_chunk_size=2",
+    ]  # fmt: skip
     assert main(["train", "libero_sft_dreamzero_5b", *fields]) == 2
     said = capsys.readouterr().err
     assert "model.model_path" in said
     assert "dzrobot download" in said
+    assert not (tmp_path / "run").exists()
