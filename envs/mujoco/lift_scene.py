@@ -61,6 +61,7 @@ _MOUNT_M = 0.01
 _BEYOND_RAD = 0.05
 _LEG_RADIUS_M, _LEG_INSET_M = 0.025, 0.1
 _NOTHING = 1e-6
+_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,9 @@ def load_model(
     # Meshes lie beside the parts, not beside the settings that all scenes of robosuite share.
     spec.meshdir = ""
     spec.option.timestep = 1e-3
+    # robosuite's 5,000 contacts take 1.2 GiB of address space for each scene. What is reserved
+    # counts when a process forks.
+    spec.memory = _MEMORY
     for part, place in (
         (_arena(mujoco), np.negative(BASE)),
         (_arm(mujoco, mechanics), (0.0, 0.0, 0.0)),

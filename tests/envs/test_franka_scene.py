@@ -122,6 +122,14 @@ def test_the_scene_is_robosuites_lift(physics):
     env.close()
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_scene_reserves_little_memory(physics, drawn):
+    from dzrobot.envs.mujoco.lift_scene import load_model
+
+    # A process with twenty of robosuite's could not be forked on a machine of 24 GiB.
+    assert load_model(drawn=drawn).narena <= 64 << 20
+
+
 def test_gravity_is_held_and_the_cube_rests_on_the_table(arm):
     before = arm.q.copy()
     arm.begin(Generator.NONE, 2)
