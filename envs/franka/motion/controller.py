@@ -190,11 +190,13 @@ class Control:
             state = self._arm.state()
             last = self._last = self._last if state.controlled else None
             check_reach(state, goal, reset)
-        check_resting(self._at_rest(), self._config.limits)
+        pressed = check_resting(self._at_rest(), self._config.limits)
         with self._lock:
             self.check_latch()
             state = self._arm.state()
             path = plan_start_path(state, self._joints, goal, self._config, self._collision)
+            if pressed and not path.rises_first(state):
+                raise RobotError(pressed)
             self._take_over(self._cartesian)
             self._last, self.has_traveled = kept_pose(last, state, self._config), True
             self._note_action()

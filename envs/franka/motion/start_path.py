@@ -48,6 +48,10 @@ class StartPath:
     waypoints: tuple[tuple[str, Array], ...]
     """Part of the path and joint angles (7,), in order."""
 
+    def rises_first(self, state: ArmState) -> bool:
+        """Return whether the hand leaves what lies below it before anything else moves."""
+        return self.clear is None and bool(self.lifted[2, 3] > state.pose[2, 3])
+
     def is_clear(self, collision: SelfCollision | None, state: ArmState, *, last: bool) -> bool:
         """Return whether links keep their distances from each other and from obstacles.
 

@@ -112,7 +112,7 @@ def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
         return ""
     shown = f"{force:.1f} N and {torque:.2f} Nm at the hand at rest"
-    down_n = -float((state.pose[:3, :3] @ state.force_n)[2])
+    down_n = _down_n(state)
     if down_n < _MOSTLY * force:
         return (
             f"{shown}, not straight down: the hand touches something, or the arm's torque sensors "
@@ -124,28 +124,40 @@ def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
     )
 
 
-def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> None:
+def _down_n(state: ArmState) -> float:
+    return -float((state.pose[:3, :3] @ state.force_n)[2])
+
+
+def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> str:
     """Compare the wrench of an arm at rest with the limits, before it moves.
 
     Args:
         states: One after another, until one is within the limits: a load does not pass.
         limits: What is usual, and what is allowed.
 
+    Returns:
+        Why it may move upward alone: the hand is pressed onto what lies below it. Empty: it may
+        move.
+
     Raises:
         RobotError: it carries more that it does not know of than a small load, or is leaned on.
     """
-    found = ""
+    found, pressed = "", False
     for state in states:
         force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
         found = load_at_rest(state, limits)
         if force <= limits.load_force_n and torque <= limits.load_torque_nm:
             if found:
                 _log.warning("%s", found)
-            return
-    raise RobotError(
+            return ""
+        pressed = force > 0 and _down_n(state) <= -_MOSTLY * force
+    refused = (
         f"nothing has moved: {found}. Allowed are limits.load_force_n={limits.load_force_n} N and "
         f"load_torque_nm={limits.load_torque_nm} Nm"
     )
+    if not pressed:
+        raise RobotError(refused)
+    return refused
 
 
 def check_sag(target: Array, state: ArmState, limits: LimitsConfig) -> None:
