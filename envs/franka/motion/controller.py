@@ -184,23 +184,21 @@ class Control:
                 come too near to an obstacle: then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
-        reset = self._config.reset
         with self._lock:
             self.check_latch()
             state = self._arm.state()
             last = self._last = self._last if state.controlled else None
-            check_reach(state, goal, reset)
+            check_reach(state, goal, self._config.reset)
         pressed = check_resting(self._at_rest(), self._config.limits)
         with self._lock:
             self.check_latch()
             state = self._arm.state()
             path = plan_start_path(state, self._joints, goal, self._config, self._collision)
-            if pressed and not path.rises_first(state):
-                raise RobotError(pressed)
+            path.check_rising(state, pressed)
             self._take_over(self._cartesian)
             self._last, self.has_traveled = kept_pose(last, state, self._config), True
             self._note_action()
-        deadline = self._clock.now() + reset.timeout_s
+        deadline = self._clock.now() + self._config.reset.timeout_s
         if path.clear is not None:
             self._move_home(path.clear, deadline)
         self._move_to(path.lifted, deadline)

@@ -48,9 +48,18 @@ class StartPath:
     waypoints: tuple[tuple[str, Array], ...]
     """Part of the path and joint angles (7,), in order."""
 
-    def rises_first(self, state: ArmState) -> bool:
-        """Return whether the hand leaves what lies below it before anything else moves."""
-        return self.clear is None and bool(self.lifted[2, 3] > state.pose[2, 3])
+    def check_rising(self, state: ArmState, pressed: str) -> None:
+        """Let a hand that is pressed onto something leave it before anything else moves.
+
+        Args:
+            state: Where the arm is.
+            pressed: What :func:`check_resting` says of it; empty: it is not pressed.
+
+        Raises:
+            RobotError: it would move in another way first.
+        """
+        if pressed and not (self.clear is None and self.lifted[2, 3] > state.pose[2, 3]):
+            raise RobotError(pressed)
 
     def is_clear(self, collision: SelfCollision | None, state: ArmState, *, last: bool) -> bool:
         """Return whether links keep their distances from each other and from obstacles.
