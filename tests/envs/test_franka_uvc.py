@@ -18,6 +18,7 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import READY, FakeArm
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
+from dzrobot.envs.franka.streaming import stream_together
 from dzrobot.envs.franka.workcells import RealWorkcell, SystemClock
 from dzrobot.errors import ConfigError, RobotError
 from dzrobot.recording.media import read_png
@@ -182,7 +183,6 @@ def test_droids_arm_stops_when_a_usb_camera_hangs_and_waits_for_none(recording, 
 def test_the_doctor_lets_usb_cameras_stream_and_keeps_what_the_policy_sees(
     recording, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(diagnostics, "LISTEN_S", 0.5)
     # None is connected here, and no library is asked for one.
     monkeypatch.setattr(diagnostics, "list_uvc", lambda: ["/dev/v4l/by-id/usb-Spare-video-index0"])
     monkeypatch.setattr(diagnostics, "list_cameras", None)
@@ -191,10 +191,16 @@ def test_the_doctor_lets_usb_cameras_stream_and_keeps_what_the_policy_sees(
         config_of(63).model_dump() | {"key": "video.wrist_image"},
     ]
     config = FrankaConfig.model_validate({"cameras": cameras})
-    spare, here, gone = diagnostics._cameras(RealWorkcell("127.0.0.1"), config, tmp_path)
+    found = []
+    (spare,) = diagnostics._cameras(RealWorkcell("127.0.0.1"), config, found)
+    heard = stream_together(found, None, 0.5)
+    here, gone = diagnostics.stream_lines(heard, config.robot, tmp_path)
+    for camera in found:
+        camera.close()
     assert (spare.verdict, spare.found) == ("warn", "kind: uvc, in no view")
     assert here.what == "video.image"
-    assert "of 30 frames per second; what the policy sees" in here.found
+    assert "of 30 frames per second" in here.found
+    assert "what the policy sees" in here.found
     seen = read_png(tmp_path / "video.image.png")
     np.testing.assert_allclose(seen[64, 64], LEFT, atol=8)
     assert gone.verdict == "fail"
