@@ -276,11 +276,11 @@ def read_space(given: Mapping[str, Any]) -> spaces.Space[Any]:
     """Return the space that ``given`` describes.
 
     Raises:
-        ProtocolError: it describes none.
+        ProtocolError: it does not describe one.
     """
     with parsing(
         "the environment server's description of a space", ProtocolError,
-        f"is none: {shorten(dict(given))}", "serve it with the same version of dzrobot",
+        f"is not one: {shorten(dict(given))}", "serve it with the same version of dzrobot",
     ):  # fmt: skip
         space: spaces.Space[Any] = _SPACES[given["kind"]](given)
         return space

@@ -361,5 +361,5 @@ def test_an_environment_that_does_not_exist_is_refused_at_start(arguments, capsy
 
 @pytest.mark.parametrize("given", [{}, {"kind": "box"}, {"kind": "dict", "parts": 3}])
 def test_what_is_no_space_is_refused(given):
-    with pytest.raises(ProtocolError, match="description of a space is none"):
+    with pytest.raises(ProtocolError, match="description of a space is not one"):
         read_space(given)
