@@ -121,11 +121,8 @@ def _measure(metadata: Path, plan: SourcePlan, config: SFTConfig) -> None:
     if metadata.is_file():
         print(f"statistics: {metadata}, measured before")
         return
-    data = config.data
     # With its films, so that only what can be trained on is measured.
-    options = ReaderOptions(
-        decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes
-    )
+    options = ReaderOptions.of(config.data)
     readers = [DatasetReader(path, plan.embodiment, options) for path in plan.paths]
     with progress_bar("measuring statistics") as advance:
         entry = measure(

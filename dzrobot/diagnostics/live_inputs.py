@@ -68,10 +68,10 @@ class LiveInputs:
 
     def compare(self) -> Iterator[Compared]:
         """Yield every key that the policy is given, compared."""
+        recorded, live = self._views(self._first)
+        if not self.start_known:
+            recorded, live = [_mean(recorded)], [_mean(live)]
         for key in self.recording.reader.embodiment.video_keys:
-            recorded, live = self._views(self._first)
-            if not self.start_known:
-                recorded, live = [_mean(recorded)], [_mean(live)]
             fit = variants.fit_images(key, recorded, live)
             words = fit.words or self._later(key)
             how = f"as it is {fit.as_is:.1f} of 255 apart, at best {fit.best:.1f}"

@@ -29,7 +29,7 @@ from dzrobot.training.data.columns import Columns, Progress, open_columns
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.video_decoding import DECODERS, Videos, load_decoder
 from dzrobot.training.data.windows import WindowTable, build_windows, require_windows
-from dzrobot.training.sft_config import DamagedFiles
+from dzrobot.training.sft_config import DamagedFiles, DataConfig
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,11 @@ class ReaderOptions:
     """A folder without a sample, or whose numbers the robot's description does not fit: ``refuse``
     raises; ``count`` leaves that to whoever opened it, see :meth:`DatasetReader.require_windows`
     and :meth:`DatasetReader.faults`."""
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "ReaderOptions":
+        """Return how a run reads its recordings, as its recipe says."""
+        return cls(decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes)
 
     def __post_init__(self) -> None:
         find(DECODERS, "video decoder", self.decoder)

@@ -109,14 +109,8 @@ def _open_recordings(config: SFTConfig) -> bool:
         for plan in source_plans(config) for path in plan.paths if Path(path).is_dir()
     ]  # fmt: skip
     for path, robot in found:
-        DatasetReader(path, robot, _reader_options(config.data))
+        DatasetReader(path, robot, ReaderOptions.of(config.data))
     return bool(found)
-
-
-def _reader_options(data: DataConfig) -> ReaderOptions:
-    return ReaderOptions(
-        decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes
-    )
 
 
 def _open_weights(config: SFTConfig) -> tuple[InitialWeights, NetworkConfig]:
@@ -185,7 +179,7 @@ def open_datasets(
         for path in dict.fromkeys(path for plan in plans for path in plan.paths)
     }
     count = config.data.holdout_episodes
-    options = _reader_options(config.data)
+    options = ReaderOptions.of(config.data)
     train = TrainingData.open(
         [_spec(plan, catalogs, beside, config.data) for plan in plans], seed=config.runner.seed,
         options=replace(
