@@ -84,7 +84,11 @@ class ReaderOptions:
 
     @classmethod
     def of(cls, data: DataConfig) -> "ReaderOptions":
-        """Return how a run reads its recordings, as its recipe says."""
+        """Return how a run reads its recordings, as its recipe says.
+
+        Args:
+            data: The recipe's section on data.
+        """
         return cls(decoder=data.video_backend, damaged=data.on_corrupt, episodes=data.episodes)
 
     def __post_init__(self) -> None:
