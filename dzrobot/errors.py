@@ -109,6 +109,16 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def in_units(size: int) -> str:
+    """Return a number of bytes as people read it: ``512 B``, ``1.5 KiB``, ``24 MiB``."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)

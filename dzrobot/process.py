@@ -96,8 +96,14 @@ class _ToStderr(logging.StreamHandler[Any]):
 
 
 def log_escaped(form: str = "%(levelname)s %(name)s: %(message)s", *, dates: str = "") -> None:
-    """Write warnings of this process to stderr, unless its log is set up already."""
-    handler = _ToStderr()
+    """Write warnings of this process to stderr, unless its log is set up by others already.
+
+    Args:
+        form: Of a line; that of the last call counts.
+        dates: Form of times; empty: that of ISO 8601.
+    """
+    ours = [one for one in logging.getLogger().handlers if isinstance(one, _ToStderr)]
+    handler = ours[0] if ours else _ToStderr()
     handler.setFormatter(EscapedFormatter(form, dates or None))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 

@@ -1,10 +1,13 @@
 """``dzrobot init-workcell``: write the file of a workcell, taught on the arm."""
 
 import argparse
+import io
+import select
 import sys
 from pathlib import Path
 
 from dzrobot.commands.options import flags
+from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.teaching import write_taught
 from dzrobot.errors import ConfigError
 
@@ -55,9 +58,27 @@ def run(arguments: argparse.Namespace) -> int:
         "embodiment": arguments.embodiment,
         "gripper": {"kind": arguments.gripper, "device": arguments.gripper_device or ""},
     }
-    write_taught(file, given, _ask, print, task=arguments.task or "")
+    described = load_workcell(None, given)
+    _require_answers()
+    write_taught(file, described, _ask, print, task=arguments.task or "")
     print(f"wrote {file}; look it over, then: dzrobot doctor franka --config {file}")
     return 0
+
+
+_NO_ANSWER = "there is no answer: standard input has ended; run this in a terminal"
+
+
+def _require_answers() -> None:
+    """Refuse an input that has ended, as /dev/null has, before devices are started for it."""
+    if sys.stdin is None:
+        raise ConfigError(_NO_ANSWER)
+    try:
+        is_readable = bool(select.select([sys.stdin], [], [], 0)[0])
+    except io.UnsupportedOperation:
+        return
+    # What is there already is read to its end without waiting; a terminal's person is waited for.
+    if is_readable and not sys.stdin.isatty() and not sys.stdin.buffer.peek(1):
+        raise ConfigError(_NO_ANSWER)
 
 
 def _ask(question: str) -> str:
@@ -65,5 +86,5 @@ def _ask(question: str) -> str:
     sys.stdout.flush()
     answer = sys.stdin.readline()
     if not answer:
-        raise ConfigError("there is no answer: standard input has ended; run this in a terminal")
+        raise ConfigError(_NO_ANSWER)
     return answer.rstrip("\n")

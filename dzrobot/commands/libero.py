@@ -13,7 +13,8 @@ from dzrobot.envs.libero.download import set_up
 from dzrobot.envs.libero.listing import ListedTask, checks, list_tasks, runnable, suite_rows
 from dzrobot.envs.libero.suites import BENCHMARKS, PACKAGES, SUITES, benchmark_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO
-from dzrobot.errors import DzrobotError
+from dzrobot.errors import DzrobotError, find
+from dzrobot.progress import progress_bar, waiting
 
 WIDTH = 160
 """Columns of a table that goes into a file."""
@@ -81,7 +82,9 @@ def _check(suites: Sequence[str]) -> int:
     faults = 0
     for name, check in checks(suites).items():
         try:
-            table.add_row(name, "ok", check())
+            with waiting(f"checking {name}"):
+                found = check()
+            table.add_row(name, "ok", found)
         except DzrobotError as error:
             faults += 1
             table.add_row(name, "FAULT", str(error))
@@ -93,7 +96,7 @@ def _list(suites: Sequence[str], benchmarks: Sequence[str]) -> int:
     """Print every task of some suites; of none, the suites of benchmarks."""
     console = _console()
     for suite in suites:
-        listed = list(list_tasks(suite))
+        listed = _read([suite])[suite]
         console.print(_tasks_table(suite, listed))
         for line in runnable(listed):
             console.print(line, soft_wrap=True)
@@ -109,12 +112,26 @@ def _print_benchmark(console: Console, benchmark: str) -> None:
     if package is not None and not package.wheel.is_file():
         console.print(f"{benchmark}: run `dzrobot libero setup {package.flag}`")
         return
-    rows = [row for name in own for row in suite_rows(name, list(list_tasks(name)))]
+    rows = [row for name, listed in _read(own).items() for row in suite_rows(name, listed)]
     names = ("suite", "axis", "tasks", "can run", "own instruction", "starts", "why not")
     table = Table(*_columns(*names), title=benchmark)
     for cells in sorted(rows, key=lambda cells: cells[names.index("can run")] == "0"):
         table.add_row(*map(Text, cells))
     console.print(table)
+
+
+def _read(suites: Sequence[str]) -> dict[str, list[ListedTask]]:
+    """Return the tasks of suites; LIBERO-Plus has ten thousand."""
+    read: dict[str, list[ListedTask]] = {}
+    total, done = sum(find(SUITES, "suite", name).tasks for name in suites), 0
+    with progress_bar("reading tasks") as show:
+        for name in suites:
+            read[name] = []
+            for task in list_tasks(name):
+                read[name].append(task)
+                done += 1
+                show(done, total)
+    return read
 
 
 def _tasks_table(suite: str, tasks: Sequence[ListedTask]) -> Table:

@@ -75,7 +75,7 @@ _PAGES: Mapping[str, tuple[str, ...]] = {
     "the-wire": ("address", "network", "arm", "latency", "clocks"),
     "the-lamp": ("mode",),
     "what-it-carries": ("end", "wrench"),
-    "where-it-begins": ("workspace", "limits", "pose", "start", "reach", "joint"),
+    "where-it-begins": ("task", "workspace", "limits", "pose", "start", "reach", "joint"),
     "the-hand": ("gripper",),
     "cameras": ("camera", "cameras", "usb"),
 }  # fmt: skip
@@ -259,6 +259,8 @@ def _interface(address: str) -> str | None:
 
 def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
     limits = config.limits
+    if not config.task.strip():
+        yield Diagnosis("fail", "task", "none: the workcell has no `task`, the instruction")
     yield Diagnosis(
         "ok",
         "workspace",

@@ -19,7 +19,7 @@ from dzrobot.envs.franka.arm_model import JOINT_LIMITS, ArmKind, Vector7
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.poses import Array, pose_of
 from dzrobot.envs.panda.state import ActionConfig
-from dzrobot.errors import UnknownNameError
+from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
@@ -473,8 +473,8 @@ class FrankaConfig(FrozenConfig):
     cameras: tuple[CameraConfig, ...] = ()
     """One for each view. Empty: the first reset fails."""
 
-    task: str = "pick up the object and place it in the bin"
-    """The instruction."""
+    task: str = ""
+    """The instruction, which policies read and recordings carry. Empty: no environment is made."""
 
     control_hz: Positive = 10.0
     """Steps per second. Left out: the embodiment's."""
@@ -702,6 +702,20 @@ def _takes_joints(robot: Embodiment) -> bool:
 def recorded_preset(robot: Embodiment) -> str:
     """Return the gripper's preset that published recordings of such a robot were made with."""
     return "droid" if _takes_joints(robot) else "published"
+
+
+def require_task(config: FrankaConfig) -> None:
+    """Raise where no instruction was written: none is made up.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not config.task.strip():
+        raise ConfigError(
+            "the workcell has no task, which is what policies read and recordings carry: write "
+            "`task: put the cup on the plate`, or what you want, into its file, or give it with "
+            "--env-arg task='...' (in Python task='...')"
+        )
 
 
 def _with_conventions(values: Mapping[str, Any], robot: Embodiment) -> dict[str, Any]:

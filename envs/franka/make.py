@@ -22,7 +22,7 @@ from dzrobot.envs.franka.emulated import (
     scene_values,
 )
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.franka_config import DROID_HOME, EMULATED, FrankaConfig
+from dzrobot.envs.franka.franka_config import DROID_HOME, EMULATED, FrankaConfig, require_task
 from dzrobot.envs.franka.operator.console import OperatorConsole
 from dzrobot.envs.franka.workcells import Arm, Camera, RealWorkcell, Workcell
 from dzrobot.envs.mujoco.lift_scene import EMPTY_SCENE, LIFT_SCENE, READY
@@ -38,6 +38,8 @@ _OF_SCENE = f"{EMULATED}:"
 WORKCELLS = (EMULATED, EMULATED_EMPTY, "fake")
 """Built-in workcells; any other name but `emulated:OBJECT` is a YAML file."""
 
+
+_FAKE_TASK = "pick up the object and place it in the bin"
 
 ARGUMENTS = ("workcell", "render_mode", "unattended", "action_anchor")
 """Arguments of :func:`make_franka`, beside the fields of a workcell."""
@@ -80,6 +82,8 @@ def make_franka(
     config = _anchored(load_workcell(workcell, values), action_anchor)
     if is_real(workcell, config):
         _require_taught(config)
+    elif config.address is not None:
+        require_task(config)
     return _assembled(workcell, config, render_mode, unattended=unattended)
 
 
@@ -132,6 +136,7 @@ def _require_taught(config: FrankaConfig) -> None:
         "limits.workspace_high": "workspace_high" in limits.model_fields_set,
         "reset.position": "position" in reset.model_fields_set,
         "reward.rule": "rule" in reward.model_fields_set,
+        "task": bool(config.task.strip()),
         "gripper.preset": (
             "preset" in config.gripper.model_fields_set or config.gripper.kind == "none"
         ),
@@ -250,7 +255,7 @@ def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
 
 def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     """Return the values of a built-in workcell."""
-    values = {} if workcell == "fake" else emulated_values(robot)
+    values = {"task": _FAKE_TASK} if workcell == "fake" else emulated_values(robot)
     scene = _scene_of(workcell)
     if scene == EMPTY_SCENE:
         scene = None

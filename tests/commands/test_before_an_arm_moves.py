@@ -1,6 +1,7 @@
 """What is compared, required and written down before an arm moves."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +79,27 @@ def test_policy_and_arm_are_compared_before_anything_is_opened(words, said, tmp_
     assert not (tmp_path / "results").exists()
 
 
+def test_no_instruction_is_made_up(cell):
+    """What a policy reads and a recording carries was typed by somebody."""
+    for address in ("172.16.0.2", "emulated"):
+        for task in ("''", "' '"):
+            with pytest.raises(ConfigError, match="task"):
+                make_franka(workcell=cell(address=address, task=task))
+        file = Path(cell(address=address))
+        file.write_text(file.read_text().replace("task: stack the cups\n", ""))
+        with pytest.raises(ConfigError, match="task"):
+            make_franka(workcell=str(file))
+        assert make_franka(workcell=str(file), task="wave").config.task == "wave"
+    assert load_workcell("fake").task
+
+
 def test_a_real_arm_is_not_moved_by_default_values(cell):
     with pytest.raises(ConfigError) as error:
         make_franka(address="172.16.0.2", reset={"position": (0.4, 0, 0.4)})
     said = str(error.value)
-    needed = ("workspace_low", "workspace_high", "reward.rule", "gripper.preset", "init-workcell")
+    needed = (
+        "workspace_low", "workspace_high", "reward.rule", "gripper.preset", "task", "init-workcell"
+    )  # fmt: skip
     assert all(name in said for name in needed)
     assert "reset.position" not in said
     assert make_franka(workcell=cell()).config.reset.position == (0.4, 0.0, 0.4)
@@ -199,7 +216,7 @@ def test_a_workcell_is_taught_on_the_arm(tmp_path):
     assert (config.task, config.firmware) == ("put Anna's cup: upright", "5.8.0")
     assert [camera.serial for camera in config.cameras] == ["33", "11"]
     zed = dict.fromkeys(VIEWS, "/dev/v4l/by-id/usb-ZED-video-index0")
-    told = workcell_text(described, zed, taught, task="", firmware="")
+    told = workcell_text(described, zed, taught, task="wave", firmware="")
     (tmp_path / "zed.yaml").write_text(told)
     found = make_franka(workcell=str(tmp_path / "zed.yaml")).config.cameras
     assert [(camera.kind, camera.device) for camera in found] == [("uvc", zed[VIEWS[0]])] * 2
@@ -249,6 +266,24 @@ def test_a_gripper_and_its_device_are_given_together(tmp_path, capsys, words, sa
     path = str(tmp_path / "cell.yaml")
     assert main(["init-workcell", path, "--address", "172.16.0.2", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_devices_are_not_started_where_there_is_no_answer(tmp_path, capsys, monkeypatch):
+    """A connection or the emulated devices would be waited for first."""
+    opened = []
+    monkeypatch.setattr("dzrobot.commands.init_workcell.write_taught", lambda *_, **__: opened)
+    with Path("/dev/null").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["init-workcell", str(tmp_path / "a.yaml"), "--address", "emulated"]) == 2
+    assert "standard input has ended" in capsys.readouterr().err
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin, os.fdopen(write, "w") as typed:
+        monkeypatch.setattr("sys.stdin", stdin)
+        # What writes there may be waiting for the question.
+        assert main(["init-workcell", str(tmp_path / "a.yaml"), "--address", "emulated"]) == 0
+        typed.write("\n")
+        typed.flush()
+        assert main(["init-workcell", str(tmp_path / "a.yaml"), "--address", "emulated"]) == 0
 
 
 def test_too_little_shown_is_said():

@@ -79,7 +79,7 @@ def test_without_the_library_the_error_names_the_extra():
         "import gymnasium as gym, dzrobot; from dzrobot.errors import MissingDependencyError\n"
         "box = {'workspace_low': (0.2, -0.3, 0.02), 'workspace_high': (0.7, 0.3, 0.6)}\n"
         "start, rule = {'position': (0.4, 0, 0.4)}, {'rule': 'none'}\n"
-        "taught = dict(limits=box, reset=start, reward=rule, gripper={'preset': 'gentle'})\n"
+        "taught = dict(limits=box, reset=start, reward=rule, gripper={'preset': 'gentle'}, task='wave')\n"
         "env = gym.make('Franka-PnP-v0', address='127.0.0.1', unattended=True, **taught)\n"
         "try: env.reset()\n"
         "except MissingDependencyError as error: assert '.[franka]' in str(error)\n"

@@ -324,9 +324,14 @@ def test_setup_takes_a_folder_and_check_judges_it(libero_assets, capsys):
     assert "FAULT" not in said
 
 
-def test_check_names_what_is_missing(capsys):
+def test_check_names_what_is_missing(capsys, monkeypatch):
+    # As at a terminal.
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["libero", "check", "--suite", "libero_object"]) == 1
-    assert "FAULT" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "FAULT" in printed.out
+    assert "checking versions" in printed.err
+    assert "checking assets" in printed.err
 
 
 def test_offline_setup_says_what_to_do(tmp_path):

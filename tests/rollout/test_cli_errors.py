@@ -13,7 +13,7 @@ import pytest
 import dzrobot
 from dzrobot import cli, importing
 from dzrobot.errors import ConfigError
-from dzrobot.process import EscapedFormatter
+from dzrobot.process import EscapedFormatter, log_escaped
 
 
 def run(*arguments):
@@ -228,6 +228,15 @@ def test_an_output_stays_where_it_was_named(tmp_path, monkeypatch):
              "0", "--max-steps", "2", "--videos", "none", "--output", "here"]  # fmt: skip
     assert cli.main(words) == 0
     assert (tmp_path / "here" / "records.jsonl").is_file()
+
+
+def test_a_command_may_give_its_log_another_form(monkeypatch, capsys):
+    """`dzrobot train` follows the command line, which has set one up for warnings."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_escaped()
+    log_escaped("told: %(message)s")
+    logging.getLogger("dzrobot.somewhere").warning("it trains")
+    assert capsys.readouterr().err == "told: it trains\n"
 
 
 def test_a_log_moves_no_cursor():

@@ -170,24 +170,25 @@ def write_fitted_checkpoint(
     config = mini_config(target.embodiment, size)
     with waiting("reading the recordings"):
         data = _opened(target, plan)
-    with torch.random.fork_rng():
+    with waiting("making the network"), torch.random.fork_rng():
         # The library draws its initial weights from the global generator.
         torch.manual_seed(plan.seed)
         network = WorldActionModel(config, text_encoder=False)
     saves = _saves(output, plan, data.whole, size)
     recipe = _fit(network.vae, data, plan, saves) | {"size": size}
-    state = official_state(network)
-    vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
-    weights = UnionSource(sources=(new_weights(config, plan.seed), StateDictSource(values=vae)))
-    content = NewCheckpoint(
-        config=config,
-        metadata=read_metadata(target.metadata),
-        weights=weights,
-        recipe=recipe,
-        prompts=training_prompts(data.whole),
-    )
-    write_new_checkpoint(output, target.embodiment, content)
-    saves.clear()
+    with waiting("writing the checkpoint"):
+        state = official_state(network)
+        vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
+        weights = UnionSource(sources=(new_weights(config, plan.seed), StateDictSource(values=vae)))
+        content = NewCheckpoint(
+            config=config,
+            metadata=read_metadata(target.metadata),
+            weights=weights,
+            recipe=recipe,
+            prompts=training_prompts(data.whole),
+        )
+        write_new_checkpoint(output, target.embodiment, content)
+        saves.clear()
     return recipe
 
 

@@ -37,7 +37,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer, in_background
-from dzrobot.policies.serving.sessions import ClientConnection, SessionTable
+from dzrobot.policies.serving.sessions import ClientConnection, SessionCapacity, SessionTable
 from dzrobot.websocket import VANISHED_S
 
 
@@ -250,6 +250,13 @@ def test_web_pages_are_kept_out():
 def test_what_cannot_be_served_is_said(given, said):
     with pytest.raises(ConfigError, match=said):
         ServeOptions(**given)
+
+
+def test_memory_is_told_in_units_that_show_it():
+    told = SessionCapacity(sessions=256, session_bytes=11_000, free_bytes=24 * 2**30)
+    assert told.text == "room for 256 sessions of 10.7 KiB; 24 GiB of memory are free"
+    told = SessionCapacity(sessions=1, session_bytes=0, free_bytes=2**20)
+    assert told.text == "room for 1 session; 1 MiB of memory are free"
 
 
 def test_a_policy_that_does_not_fit_into_memory_is_not_served():
