@@ -261,11 +261,8 @@ def _limits(config: FrankaConfig) -> Iterator[Diagnosis]:
     limits = config.limits
     if not config.task.strip():
         yield Diagnosis("fail", "task", "none: the workcell has no `task`, the instruction")
-    yield Diagnosis(
-        "ok",
-        "workspace",
-        f"{limits.workspace_low} to {limits.workspace_high} m, start {config.reset.position}",
-    )
+    box = f"{limits.workspace_low} to {limits.workspace_high} m"
+    yield Diagnosis("ok", "workspace", f"{box}, start {config.reset.position}")
     yield Diagnosis(
         "ok",
         "limits",
