@@ -5,6 +5,7 @@ import io
 import select
 import sys
 from pathlib import Path
+from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.envs.franka.make import load_workcell
@@ -76,8 +77,10 @@ def _require_answers() -> None:
         is_readable = bool(select.select([sys.stdin], [], [], 0)[0])
     except io.UnsupportedOperation:
         return
-    # What is there already is read to its end without waiting; a terminal's person is waited for.
-    if is_readable and not sys.stdin.isatty() and not sys.stdin.buffer.peek(1):
+    if sys.stdin.isatty() or not is_readable:
+        return
+    typed: Any = sys.stdin.buffer
+    if not typed.peek(1):
         raise ConfigError(_NO_ANSWER)
 
 

@@ -255,7 +255,7 @@ def _embodiment(values: Mapping[str, Any] | None) -> Embodiment:
 
 def _built_in(workcell: str, robot: Embodiment) -> dict[str, Any]:
     """Return the values of a built-in workcell."""
-    values = {"task": _FAKE_TASK} if workcell == "fake" else emulated_values(robot)
+    values: dict[str, Any] = {"task": _FAKE_TASK} if workcell == "fake" else emulated_values(robot)
     scene = _scene_of(workcell)
     if scene == EMPTY_SCENE:
         scene = None
