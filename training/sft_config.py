@@ -48,6 +48,15 @@ def _known_decoder(name: object) -> object:
     return name
 
 
+def _known_choice(name: object) -> object:
+    if name == "interventions":
+        raise ValueError(
+            "whole episodes would be imitated, the policy's mistakes before a takeover among them: "
+            "give the folder an entry of its own in train_data_paths, with credit: {}"
+        )
+    return name
+
+
 def uneven_batch(global_batch: int, micro_batch: int, processes: int) -> str | None:
     """Return why processes cannot share a global batch out evenly; None where they can."""
     at_once = micro_batch * processes
@@ -187,6 +196,28 @@ class DistillConfig(FrozenConfig):
         return 0 if self.to_steps is None else self.from_steps // self.to_steps
 
 
+class CreditConfig(FrozenConfig):
+    """What a policy learns from the rows that it acted in itself, and from a person's help.
+
+    A person's rows and demonstrations are imitated. What leads to a mistake is *given*: the network
+    sees these actions without noise and learns from them what happens, not what to do.
+    """
+
+    own: Share = 1.0
+    """Weight of the policy's own actions in episodes that succeeded without help; 0: given."""
+
+    blame_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 1.0
+    """Seconds before a takeover that led to it, and are never imitated."""
+
+    failures: Literal["video", "leave_out"] = "video"
+    """Episodes that failed: ``video``: what their last actor did is given; ``leave_out``: they are
+    not used."""
+
+    share: Share | None = None
+    """Share of the samples of this source in which every action is given; null: as many as there
+    are."""
+
+
 class SourceConfig(FrozenConfig):
     """One source of a mixture."""
 
@@ -209,6 +240,11 @@ class SourceConfig(FrozenConfig):
     distribute_weights: bool = False
     """Spread ``weight`` over several folders by their size instead of giving it to each."""
 
+    credit: CreditConfig | None = None
+    """Runs of a policy, with or without a person's help: what is imitated, by the marks of rows and
+    episodes; ``{}`` for the defaults. Failures are read too. null: recordings of demonstrations,
+    whose every row is imitated."""
+
 
 class DataConfig(FrozenConfig):
     """What is read, how samples are cut, and who reads them."""
@@ -221,10 +257,9 @@ class DataConfig(FrozenConfig):
     holdout_episodes: NonNegative = 0
     """Last episodes of every folder kept for open-loop evaluation."""
 
-    episodes: EpisodeChoice = "successes"
+    episodes: Annotated[EpisodeChoice, BeforeValidator(_known_choice)] = "successes"
     """Which episodes are used: ``successes`` are those that ``meta/recording_facts.jsonl`` does not
-    mark as failures; ``all`` takes failures too; ``interventions`` takes the successes in which a
-    person took over from a policy."""
+    mark as failures; ``all`` takes failures too. A source with ``credit`` decides by the row."""
 
     action_anchor: ActionAnchor | None = None
     """What an arm's Cartesian steps were measured from, where the recordings do not say it; the

@@ -43,7 +43,7 @@ _UNPLACED = "what meta/episodes says of {prefix} (chunk_index, file_index or tim
 
 CAMERA_KINDS = ("image", "video")
 
-FAILED, ALONE = "marked as failures", "without an intervention"
+FAILED = "marked as failures"
 """Why an episode is left out."""
 
 RATE_TOLERANCE = 0.01
@@ -187,11 +187,7 @@ class DatasetCatalog:
         if chosen == "all":
             return {}
         facts = {int(number): self.facts.get(int(number)) for number in self.episodes.index}
-        failed = {n: FAILED for n, one in facts.items() if one and one.success is False}
-        if chosen == "successes":
-            return failed
-        alone = {n: ALONE for n, one in facts.items() if one is None or not one.interventions}
-        return alone | failed
+        return {n: FAILED for n, one in facts.items() if one and one.success is False}
 
     @cached_property
     def identity(self) -> str:

@@ -17,7 +17,7 @@ from dzrobot.errors import DatasetError, find
 LONGEST_EPISODE = 10_000_000
 """Frames: four days at 30 per second."""
 
-EpisodeChoice = Literal["successes", "all", "interventions"]
+EpisodeChoice = Literal["successes", "all"]
 """Which episodes of a recording are used: see :attr:`.DataConfig.episodes`."""
 
 EPISODE_CHOICES: tuple[EpisodeChoice, ...] = get_args(EpisodeChoice)
@@ -156,6 +156,21 @@ class EpisodeFacts(BaseModel):
 
     interventions: Count = 0
     """Rows in which a person acted in the place of a policy."""
+
+    takeovers: list[tuple[Count, Count]] = []
+    """First and last row of every stretch in which a person did."""
+
+    policy: Text = ""
+    """Policy that acted; empty: the episode is a demonstration."""
+
+    round: Count | None = None
+    """Which round of improvement it was recorded in."""
+
+    robot_s: Seconds | None = None
+    """How long the robot ran."""
+
+    person_s: Seconds | None = None
+    """For how much of it a person steered."""
 
 
 class LostAttempt(BaseModel):

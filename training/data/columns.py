@@ -116,12 +116,14 @@ def open_columns(
     resolution: ResolvedColumns,
     cache: Path,
     progress: Progress | None = None,
+    more: Sequence[str] = (),
 ) -> Columns:
     """Return the columns that ``resolution`` needs; missing or damaged ones are copied again.
 
     Episodes whose files are absent or damaged end up in ``faults``; nothing is dropped silently.
+    ``more`` names further columns of numbers.
     """
-    vectors = sorted({source.column for source in resolution.vectors.values()})
+    vectors = sorted({*(source.column for source in resolution.vectors.values()), *more})
     texts = {source.column: source.kind for source in resolution.texts}
     filmed = any(source.kind == "video" for source in resolution.views.values())
     key = json.dumps([_FORMAT, catalog.identity, vectors, sorted(texts.items()), filmed])

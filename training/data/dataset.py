@@ -22,14 +22,21 @@ from dzrobot.errors import ConfigError, DatasetError, counted, find, preview
 from dzrobot.files import cache_folder, one_at_a_time, replacing, spare_cache
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.checks import unfit
-from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice
+from dzrobot.recording.formats import EPISODE_CHOICES, EpisodeChoice, EpisodeFacts
 from dzrobot.training.data.claims import Claims
 from dzrobot.training.data.column_mapping import ColumnSource, ResolvedColumns, resolve, table_lines
 from dzrobot.training.data.columns import Columns, Progress, open_columns
+from dzrobot.training.data.credit import (
+    Credits,
+    EpisodeMarks,
+    RowCredit,
+    mark_column,
+    moves_nothing,
+)
 from dzrobot.training.data.embedded_images import EmbeddedImages
 from dzrobot.training.data.video_decoding import DECODERS, Videos, load_decoder
 from dzrobot.training.data.windows import WindowTable, build_windows, require_windows
-from dzrobot.training.sft_config import DamagedFiles, DataConfig
+from dzrobot.training.sft_config import CreditConfig, DamagedFiles, DataConfig
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +74,11 @@ class ReaderOptions:
     """``False``: only numbers and texts are read, and videos need not be there."""
 
     episodes: EpisodeChoice = "successes"
-    """``successes``: all that are not marked as failures; ``all``: those too; ``interventions``:
-    successes in which a person took over from a policy."""
+    """``successes``: all that are not marked as failures; ``all``: those too. ``credit`` decides
+    where it is given."""
+
+    credit: CreditConfig | None = None
+    """What is imitated of runs of a policy; None: every row, as of demonstrations."""
 
     start_share: float = 0.0
     """Share of the samples that begin within the first ``start_rows`` rows, on top of those that do
@@ -164,7 +174,11 @@ class DatasetReader:
         if films:
             load_decoder(self.options.decoder)
         cache = self.options.folder(self.catalog)
-        self.columns: Columns = open_columns(self.catalog, self.resolution, cache, progress)
+        marked = None if self.options.credit is None else mark_column(self.catalog)
+        self._marked = marked
+        self.columns: Columns = open_columns(
+            self.catalog, self.resolution, cache, progress, more=() if marked is None else [marked]
+        )
         """States, actions and instructions, mapped from the cache."""
 
         self.claims = Claims.of(self.catalog, films, self.options.decoder, cache, progress)
@@ -178,6 +192,9 @@ class DatasetReader:
 
         self.recorded_windows = len(self._windows(cache, unusable) if left_out else self.windows)
         """Windows of all episodes that can be used, whatever the selection."""
+        self.credits: Credits | None = self._credits()
+        """What is imitated of each row; None: everything."""
+
         if self.options.empty == "refuse":
             self.require_windows()
             self._require_fit()
@@ -287,6 +304,36 @@ class DatasetReader:
         ordinal, start = self.windows.locate(number)
         length = int(self.catalog.episodes.length[ordinal])
         return padded_actions(start, length, self.embodiment.timing)
+
+    def credit(self, number: int) -> RowCredit | None:
+        """Return what is asked of the actions of window ``number``; None: to predict them all."""
+        if self.credits is None:
+            return None
+        ordinal, start = self.windows.locate(number)
+        rows, horizon = self._rows(ordinal, start).action, self.embodiment.timing.action_horizon
+        return self.credits.of(ordinal, rows, self.padded_actions(number), horizon)
+
+    def _credits(self) -> Credits | None:
+        config = self.options.credit
+        if config is None:
+            return None
+        episodes = np.unique(self.windows.episode).tolist()
+        hz = self.embodiment.timing.control_hz
+        return Credits({ordinal: self._marks(ordinal) for ordinal in episodes}, config, hz)
+
+    def _marks(self, ordinal: int) -> EpisodeMarks:
+        """Return who acted in an episode, and how it ended."""
+        offset = self.catalog.episodes.offset
+        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        number = int(self.catalog.episodes.index[ordinal])
+        facts = self.catalog.facts.get(number) or EpisodeFacts(episode_index=number)
+        person = np.zeros(rows.stop - rows.start, bool)
+        if self._marked is not None:
+            person = self.columns.vector(self._marked)[rows, 0] != 0
+        return EpisodeMarks(
+            person=person, rests=moves_nothing(self.embodiment, self.states(ordinal)),
+            by_policy=self._marked is not None or bool(facts.policy), success=facts.success,
+        )  # fmt: skip
 
     def views(self, number: int) -> dict[str, NDArray[np.uint8]]:
         """Return the frames of window ``number``: ``video.*`` to (T, H, W, 3) uint8.
@@ -401,7 +448,10 @@ class DatasetReader:
         damage |= self._copied(damage)
         numbers = self.catalog.episodes.index
         chosen = {i for i, number in enumerate(numbers) if selection.leaves_out(int(number))}
-        unwanted = self.catalog.left_out(self.options.episodes)
+        credit, choice = self.options.credit, self.options.episodes
+        if credit is not None:
+            choice = "all" if credit.failures == "video" else "successes"
+        unwanted = self.catalog.left_out(choice)
         useless = {i: unwanted[int(n)] for i, n in enumerate(numbers) if int(n) in unwanted}
         missed = sorted(damage.keys() - chosen - useless.keys())
         self._damage = damage

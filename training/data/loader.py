@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dzrobot.errors import ConfigError
 from dzrobot.modality.video import AugmentConfig, draw_augmentation, draw_dropped_view
-from dzrobot.training.data.mixture import Sample, SampleKey, TrainingData
+from dzrobot.training.data.mixture import ActionCredit, Sample, SampleKey, TrainingData
 from dzrobot.training.sft_config import uneven_batch
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -44,7 +44,10 @@ class CollatedBatch(TypedDict):
     """(B, A, 32) bool: what is not padding."""
 
     has_real_action: Tensor
-    """(B,) bool: whether the row has actions at all."""
+    """(B,) bool: whether the row has actions at all, and one to predict."""
+
+    credit: ActionCredit | None
+    """What is asked of the actions; None: to predict them all."""
 
     prompt: list[str]
     """B sentences."""
@@ -65,12 +68,20 @@ class CollatedBatch(TypedDict):
     """Unreadable windows that were replaced."""
 
 
+def _stacked(credited: Sequence[ActionCredit]) -> ActionCredit | None:
+    if not credited:
+        return None
+    given, weight = zip(*credited, strict=True)
+    return ActionCredit(torch.stack(given), torch.stack(weight))
+
+
 def collate(samples: Sequence[Sample]) -> CollatedBatch:
     """Return ``samples``, all of one step, as one batch."""
     groups: dict[int, list[dict[str, Tensor]]] = {}
     for sample in samples:
         groups.setdefault(sample.source, []).append(sample.views)
     vectors = [sample.vectors for sample in samples]
+    credited = [sample.credit for sample in samples if sample.credit is not None]
     return CollatedBatch(
         views={
             source: {key: torch.stack([views[key] for views in group]) for key in group[0]}
@@ -85,6 +96,7 @@ def collate(samples: Sequence[Sample]) -> CollatedBatch:
         action=torch.stack([sample["action"] for sample in vectors]),
         action_mask=torch.stack([sample["action_mask"] for sample in vectors]),
         has_real_action=torch.stack([sample["has_real_action"] for sample in vectors]),
+        credit=_stacked(credited),
         prompt=[sample["prompt"] for sample in vectors],
         sample_id=torch.tensor([sample.key.sample_id for sample in samples]),
         source=torch.tensor([sample.source for sample in samples]),

@@ -21,9 +21,11 @@ from dzrobot.modality.stats import Statistics
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.rng import seed_sequence
 from dzrobot.training.data.columns import Progress
+from dzrobot.training.data.credit import RowCredit
 from dzrobot.training.data.dataset import DatasetReader, EpisodeSelection, ReaderOptions
 from dzrobot.training.data.provenance import check_provenance
 from dzrobot.training.data.sampler import SampleStream, Stream, check_stream
+from dzrobot.training.sft_config import CreditConfig
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,9 @@ class SourceSpec:
     selections: Sequence[EpisodeSelection] = ()
     """Episodes used, by number, of each path. Empty: all."""
 
+    credit: CreditConfig | None = None
+    """What is imitated of runs of a policy; None: every row."""
+
 
 @dataclass(frozen=True)
 class MixtureSource:
@@ -89,6 +94,16 @@ class SampleKey(NamedTuple):
     """``epoch * windows + window``."""
 
 
+class ActionCredit(NamedTuple):
+    """What is asked of actions: (A,) of a sample, (B, A) of a batch."""
+
+    given: Tensor
+    """bool: seen without noise, and not predicted."""
+
+    weight: Tensor
+    """float32: of the error."""
+
+
 class Sample(NamedTuple):
     """One sample before collation."""
 
@@ -97,6 +112,20 @@ class Sample(NamedTuple):
     views: dict[str, Tensor]
     vectors: EncodedVectors
     skipped: int
+    credit: ActionCredit | None
+    """None: every action is predicted, and counts."""
+
+
+class _Choice(NamedTuple):
+    """Windows that are drawn as one dataset."""
+
+    part: int
+    """Which reader's."""
+
+    windows: NDArray[np.int64] | None
+    """None: all."""
+
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -139,22 +168,27 @@ class TrainingData(Dataset[Sample]):
         sizes = [len(reader) for _, reader in self._parts]
         self._offset = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         weights = [weight for source in self.sources for weight in source.weights()]
-        share = options.start_share
-        self._starts = [_starts(reader, options) for _, reader in self._parts] if share else []
-        if share:
-            # The starts of each dataset are one more, which alternates with the others by weight.
-            sizes += [len(windows) for windows in self._starts]
-            weights = [by * weight for by in (1 - share, share) for weight in weights]
-        self.stream: Stream = SampleStream(sizes, weights, seed)
-        """Which window is at which position; starts follow as parts of their own."""
+        self._choices = _choices([reader for _, reader in self._parts], weights, options)
+        self.stream: Stream = SampleStream(
+            [sizes[one.part] if one.windows is None else len(one.windows) for one in self._choices],
+            [one.weight for one in self._choices], seed,
+        )  # fmt: skip
+        """Which window is at which position; those with a share of their own follow as parts."""
 
         self._sampler = sampler
         own = None
         if sampler is not None:
             own = sampler(SamplerInputs(tuple(r for _, r in self._parts), tuple(weights), seed))
         if own is not None:
+            if any(one.windows is not None for one in self._choices):
+                raise ConfigError(
+                    f"the sampler {type(own).__name__} and credit.share both decide what is "
+                    "sampled: leave credit.share out"
+                )
             check_stream(own, sizes, type(own).__name__)
             self.stream = own
+
+        self._credited = any(reader.credits is not None for _, reader in self._parts)
 
         self._horizon = max(source.spec.embodiment.timing.action_horizon for source in self.sources)
 
@@ -189,8 +223,9 @@ class TrainingData(Dataset[Sample]):
         for spec in specs:
             statistics = Statistics.from_metadata(spec.metadata, spec.embodiment)
             selections = spec.selections or [EpisodeSelection()] * len(spec.paths)
+            reading = replace(chosen, credit=spec.credit)
             readers = tuple(
-                DatasetReader(path, spec.embodiment, chosen, selection, progress=progress)
+                DatasetReader(path, spec.embodiment, reading, selection, progress=progress)
                 for path, selection in zip(spec.paths, selections, strict=True)
             )
             identities = [reader.catalog.identity for reader in readers]
@@ -213,6 +248,8 @@ class TrainingData(Dataset[Sample]):
             parts.append(repr(source.spec.embodiment))
             for reader in source.readers:
                 parts += [reader.catalog.identity, reader.windows.identity()]
+            if source.spec.credit is not None:
+                parts.append(repr(source.spec.credit))
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def without_images(self) -> "TrainingData":
@@ -243,9 +280,12 @@ class TrainingData(Dataset[Sample]):
     def sample_keys(self, step: int, slots: Sequence[int], global_batch: int) -> list[SampleKey]:
         """Return the samples in ``slots`` of the ``global_batch`` samples of ``step``."""
         draws = self.stream.at([step * global_batch + slot for slot in slots])
-        part, window = draws.part % len(self._parts), draws.window
-        for chosen in np.flatnonzero(draws.part != part):
-            window[chosen] = self._starts[part[chosen]][window[chosen]]
+        part = np.array([one.part for one in self._choices])[draws.part]
+        window = draws.window
+        for number, choice in enumerate(self._choices):
+            if choice.windows is not None:
+                mine = draws.part == number
+                window[mine] = choice.windows[window[mine]]
         ids = draws.epoch * len(self) + self._offset[part] + window
         return [SampleKey(step, slot, int(number)) for slot, number in zip(slots, ids, strict=True)]
 
@@ -285,9 +325,68 @@ class TrainingData(Dataset[Sample]):
         vectors = self.sources[source].pipeline.encode_vectors(reader.vectors(window, choice))
         if repeated := reader.padded_actions(window):
             vectors["action_mask"][-repeated:] = False
+        credit = self._credit(reader, window)
+        if credit is not None and not credit.weight.any():
+            vectors["has_real_action"] = torch.tensor(False)
         tensors = {key: torch.from_numpy(frames) for key, frames in views.items()}
         padded = _pad_blocks(vectors, self.sources[source].spec.embodiment, self._horizon)
-        return Sample(key, source, tensors, padded, skipped)
+        return Sample(key, source, tensors, padded, skipped, credit)
+
+    def _credit(self, reader: DatasetReader, window: int) -> ActionCredit | None:
+        """Return what is asked of a sample's actions; None where no source is credited.
+
+        A sample without credit gets one as well, so that the sums of a step do not depend on which
+        samples share a batch.
+        """
+        if not self._credited:
+            return None
+        timing = reader.embodiment.timing
+        found = reader.credit(window)
+        if found is None:
+            rows = timing.blocks * timing.action_horizon
+            found = RowCredit(np.zeros(rows, bool), np.ones(rows, np.float32))
+        filled = [
+            np.pad(
+                values.reshape(timing.blocks, -1),
+                ((0, 0), (0, self._horizon - timing.action_horizon)),
+            )
+            for values in found
+        ]
+        return ActionCredit(*(torch.from_numpy(values.ravel()) for values in filled))
+
+
+def _choices(
+    readers: Sequence[DatasetReader], weights: Sequence[float], options: ReaderOptions
+) -> list[_Choice]:
+    """Return what alternates by weight: every dataset, then windows with a share of their own."""
+    whole, more, share = [], [], options.start_share
+    for part, (reader, weight) in enumerate(zip(readers, weights, strict=True)):
+        main = _Choice(part, None, weight)
+        of_given = None if reader.options.credit is None else reader.options.credit.share
+        if of_given is not None and share:
+            raise ConfigError(
+                "data.start_share and credit.share both decide what is sampled: give one"
+            )
+        if share:
+            main = main._replace(weight=(1 - share) * weight)
+            more.append(_Choice(part, _starts(reader, options), share * weight))
+        elif of_given is not None:
+            main, *others = _by_credit(reader, main, of_given)
+            more += others
+        whole.append(main)
+    return [*whole, *more]
+
+
+def _by_credit(reader: DatasetReader, whole: _Choice, share: float) -> list[_Choice]:
+    """Return the windows with an action to predict and those without, as far as both are drawn."""
+    found = [reader.credit(number) for number in range(len(reader))]
+    imitates = np.array([one is not None and one.imitates for one in found])
+    parts = [
+        whole._replace(windows=np.flatnonzero(chosen), weight=by * whole.weight)
+        for chosen, by in ((imitates, 1 - share), (~imitates, share))
+        if chosen.any() and by
+    ]
+    return parts or [whole]
 
 
 def _starts(reader: DatasetReader, options: ReaderOptions) -> NDArray[np.int64]:

@@ -15,7 +15,13 @@ from dzrobot.embodiments.timing import Timing, frame_grid, walk_offsets
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.options import LooseWeights
-from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig, SourceConfig
+from dzrobot.training.sft_config import (
+    CreditConfig,
+    DataConfig,
+    ModelConfig,
+    SFTConfig,
+    SourceConfig,
+)
 
 CONFIG_FILE = "config.json"
 METADATA_FILE = Path("experiment_cfg/metadata.json")
@@ -36,6 +42,8 @@ class SourcePlan:
 
     distribute_weights: bool
     recorded: Recorded = "actions"
+    credit: CreditConfig | None = None
+    """What is imitated of runs of a policy; None: every row."""
 
     @property
     def read_as(self) -> Embodiment:
@@ -155,6 +163,7 @@ def source_plans(config: SFTConfig) -> list[SourcePlan]:
                     metadata=entry.metadata_json_path,
                     distribute_weights=entry.distribute_weights,
                     recorded=entry.recorded,
+                    credit=entry.credit,
                 )
             )
     return plans

@@ -206,11 +206,20 @@ def mixture_faults(config: SFTConfig) -> Iterator[Problem]:
             "data.train_data_paths",
             "plain folders and mixture entries are mixed; write all as entries",
         )
-    tags = [
-        entry.embodiment_tag
-        for entry in config.data.train_data_paths
-        if isinstance(entry, SourceConfig)
-    ]
+    entries = [one for one in config.data.train_data_paths if isinstance(one, SourceConfig)]
+    for number, entry in enumerate(entries):
+        if entry.credit is None:
+            continue
+        field = f"data.train_data_paths.{number}.credit"
+        if entry.recorded != "actions":
+            yield Problem(
+                field, f"says what is imitated, and recorded={entry.recorded} has nothing"
+            )
+        if entry.credit.share is not None and config.data.start_share:
+            yield Problem(
+                f"{field}.share", "and data.start_share both decide what is sampled; give one"
+            )
+    tags = [entry.embodiment_tag for entry in entries]
     if tags and config.model.embodiment_tag not in tags:
         yield Problem(
             "model.embodiment_tag",

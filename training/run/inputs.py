@@ -47,26 +47,25 @@ def sample_noise(
 
 
 def with_given_actions(
-    config: NetworkConfig,
-    noise: DiffusionNoise,
-    key: tuple[int, int],
-    slots: Sequence[int],
-    most: int,
+    config: NetworkConfig, noise: DiffusionNoise, batch: CollatedBatch, seed: int, most: int
 ) -> DiffusionNoise:
-    """Return ``noise`` with the first actions of every block given, up to ``most`` of them.
+    """Return ``noise`` with actions given: the first of every block, and what is not imitated.
 
     Args:
         config: The network.
         noise: Of a micro-batch.
-        key: Seed and step.
-        slots: Of its samples.
-        most: ``rtc_training_max_delay``; 0 leaves everything as it is.
+        batch: The micro-batch, with the credit of its actions.
+        seed: Of the run.
+        most: ``rtc_training_max_delay``: up to so many first actions, drawn evenly; 0: none.
     """
-    if not most:
-        return noise
-    generators = [keyed_generator("given actions", *key, slot) for slot in slots]
-    given = draw_given(config.dit, noise.action_BAM.shape[1], most, generators)
-    return replace(noise, given_BA=given.to(noise.action_BAM.device))
+    device, credit = noise.action_BAM.device, batch["credit"]
+    given = None if credit is None else credit.given.to(device, non_blocking=True)
+    if most:
+        key = ("given actions", seed, batch["step"])
+        generators = [keyed_generator(*key, slot) for slot in batch["slot"].tolist()]
+        first = draw_given(config.dit, noise.action_BAM.shape[1], most, generators).to(device)
+        given = first if given is None else given | first
+    return replace(noise, given_BA=given)
 
 
 def with_less_video(
@@ -115,6 +114,8 @@ class NetworkInputs:
 
     def prepare(self, batch: CollatedBatch) -> PreparedBatch:
         """Return a micro-batch after augmentation and the frozen encoders."""
+        credit = batch["credit"]
+        weight = None if credit is None else credit.weight.to(self.device, non_blocking=True)
         prompt = self.prompts.embed(batch["prompt"], self.device)
         return self.model.prepare(
             TrainBatch(
@@ -128,6 +129,7 @@ class NetworkInputs:
                 action_mask_BAM=batch["action_mask"].to(self.device, non_blocking=True),
                 has_real_action_B=batch["has_real_action"].to(self.device, non_blocking=True),
                 prompt=prompt.cut() if self.cut_prompts else prompt,
+                action_weight_BA=weight,
             )
         )
 

@@ -105,11 +105,11 @@ def check_run(config: SFTConfig, plugins: Plugins, lacking: Set[Input]) -> list[
 def _open_recordings(config: SFTConfig) -> bool:
     """Open those that lie on this machine, without statistics; False where there are none."""
     found = [
-        (path, plan.read_as)
+        (path, plan.read_as, plan.credit)
         for plan in source_plans(config) for path in plan.paths if Path(path).is_dir()
     ]  # fmt: skip
-    for path, robot in found:
-        DatasetReader(path, robot, ReaderOptions.of(config.data))
+    for path, robot, credit in found:
+        DatasetReader(path, robot, replace(ReaderOptions.of(config.data), credit=credit))
     return bool(found)
 
 
@@ -191,7 +191,7 @@ def open_datasets(
         return Datasets(train, None)
     kept = [
         _spec(plan, catalogs, beside, config.data, held_out=True)
-        for plan in plans if plan.recorded == "actions"
+        for plan in plans if plan.recorded == "actions" and plan.credit is None
     ]  # fmt: skip
     if not kept:
         return Datasets(train, None)
@@ -205,6 +205,7 @@ def _spec(
     """Return a source without the held-out episodes of each folder, or with them alone.
 
     Recordings without actions are all trained on: there is nothing to compare predictions with.
+    So are runs of a policy, whose actions are not all to be predicted.
     """
     embodiment = plan.read_as
     metadata: Path | Mapping[str, Any] | None = plan.metadata or beside
@@ -221,13 +222,13 @@ def _spec(
     embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
     last = [
         last_episodes(catalog, data.episodes, data.holdout_episodes)
-        if embodiment.action
+        if embodiment.action and plan.credit is None
         else frozenset()
         for catalog in opened
     ]
     return SourceSpec(
         paths=opened, embodiment=embodiment, metadata=metadata, inherited=inherited,
-        weight=plan.weight, distribute_weights=plan.distribute_weights,
+        weight=plan.weight, distribute_weights=plan.distribute_weights, credit=plan.credit,
         selections=[
             EpisodeSelection(only=episodes) if held_out else EpisodeSelection(without=episodes)
             for episodes in last

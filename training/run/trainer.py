@@ -269,9 +269,7 @@ class Trainer:
         network, step = self.components.network, batch["step"]
         noise = sample_noise(network, prepared, seed, step, slots)
         config, options = self.components.config.model, self._loss_options
-        noise = with_given_actions(
-            network, noise, (seed, step), slots, config.rtc_training_max_delay
-        )
+        noise = with_given_actions(network, noise, batch, seed, config.rtc_training_max_delay)
         noise = with_less_video(noise, (seed, step), slots, config)
         model = self.components.model
         if self.components.teacher is not None:

@@ -72,6 +72,9 @@ class TrainBatch:
     conditions: tuple[Tensor, ...] = ()
     """See :class:`.dit.Controls`."""
 
+    action_weight_BA: Tensor | None = None
+    """Of the error of every action; None: 1."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FlowTarget:
@@ -100,6 +103,9 @@ class PreparedBatch:
 
     target: FlowTarget | None = None
     """What is to be predicted; None: :func:`straight_flow`."""
+
+    action_weight_BA: Tensor | None = None
+    """Of the error of every action; None: 1."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -271,6 +277,7 @@ class WorldActionModel(nn.Module):
             has_real_action_B=batch.has_real_action_B,
             first_frame_BCFYX=encoded.first_frame_BCFYX,
             conditions=batch.conditions,
+            action_weight_BA=batch.action_weight_BA,
         )
 
     @torch.no_grad()
@@ -322,6 +329,8 @@ class WorldActionModel(nn.Module):
 
         error_BAM = action_BAM.float() - target.action_BAM
         error_BA = _mean_action_error(error_BAM.square(), prepared, options)
+        if prepared.action_weight_BA is not None:
+            error_BA = error_BA * prepared.action_weight_BA
         action_B = _mean_of_rows(schedule.weights[noise.action_index_BA] * error_BA, noise.given_BA)
         counted_B = torch.ones_like(action_B)
         if options.action_loss_norm == "masked":
@@ -451,11 +460,11 @@ def _per_sample(name: str, found: object, samples: int) -> Tensor:
 
 
 def _mean_of_rows(error_BA: Tensor, given_BA: Tensor | None) -> Tensor:
-    """Return the mean over the actions that were to be predicted, (B,)."""
+    """Return the mean over the actions that were to be predicted, (B,); 0 where none was."""
     if given_BA is None:
         return error_BA.mean(dim=1)
     asked_BA = ~given_BA
-    return (error_BA * asked_BA).sum(dim=1) / asked_BA.sum(dim=1)
+    return (error_BA * asked_BA).sum(dim=1) / asked_BA.sum(dim=1).clamp(min=1)
 
 
 def _mean_action_error(error_BAM: Tensor, prepared: PreparedBatch, options: LossOptions) -> Tensor:

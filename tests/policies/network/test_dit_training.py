@@ -12,11 +12,13 @@ from dzrobot.policies.dreamzero.network.diffusion import (
     NoiseShape,
     draw_given,
     draw_noise,
+    velocity,
 )
 from dzrobot.policies.dreamzero.network.prompt import PromptEmbedding
 from dzrobot.policies.dreamzero.network.world_action import (
     LossCounts,
     LossOptions,
+    TrainForm,
     WorldActionModel,
     training_schedule,
 )
@@ -219,6 +221,52 @@ def test_given_actions_are_seen_clean_and_are_no_part_of_the_loss(network, make_
     )
     assert torch.equal(one, two)
     assert not torch.equal(one, network.loss(prepared, replace(noise, given_BA=None)).action_B)
+
+
+def test_weights_and_given_actions_are_those_of_a_plain_loop(network, make_batch):
+    """Losses and gradients; a sample whose every action is given trains its video alone."""
+    prepared = network.prepare(make_batch([0, 1, 2]))
+    noise = noise_for(network, prepared, [0, 1, 2])
+    block = network.config.dit.num_action_per_block
+    actions = prepared.action_BAM.shape[1]
+    weight_BA = torch.ones(3, actions)
+    weight_BA[0, :block] = torch.tensor([0.0, 0.0, 0.6, 1.0])
+    weight_BA[1] = 0
+    given_BA = weight_BA == 0
+    # Seen with noise and not asked for, after one that is.
+    weight_BA[0, block + 1], given_BA[0, block + 1] = 0, False
+    real_B = torch.tensor([True, False, True])
+    prepared = replace(prepared, has_real_action_B=real_B, action_weight_BA=weight_BA)
+    noise = replace(noise, given_BA=given_BA)
+
+    schedule = training_schedule(torch.device("cpu"))
+    _, action_BAM = network.model(network.train_inputs(prepared, noise, schedule), TrainForm())
+    target_BAM = velocity(prepared.action_BAM, noise.action_BAM)
+    plain = torch.zeros(())
+    for sample in (0, 2):
+        asked = [row for row in range(actions) if not given_BA[sample, row]]
+        for row in asked:
+            error_M = (action_BAM[sample, row] - target_BAM[sample, row]).square()
+            error = (error_M * prepared.action_mask_BAM[sample, row]).sum() / len(error_M)
+            level = schedule.weights[noise.action_index_BA[sample, row]]
+            plain = plain + weight_BA[sample, row] * level * error / len(asked) / 3
+    found = network.loss(prepared, noise)
+    torch.testing.assert_close(found.action_loss, plain.detach())
+    assert found.action_B[1] == 0
+    # Of the video, which all samples train: what is left where no action counts.
+    video = network.loss(replace(prepared, action_weight_BA=torch.zeros(3, actions)), noise)
+    assert video.action_loss == 0
+    torch.testing.assert_close(video.loss, found.dynamics_loss)
+    assert (found.dynamics_B > 0).all()
+    parameters = [one for one in network.model.parameters() if one.requires_grad]
+    mine, theirs = (
+        torch.autograd.grad(loss, parameters, allow_unused=True)
+        for loss in (found.loss, plain + video.loss)
+    )
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    # The masked norm divides by the samples that have an action to predict.
+    assert network.loss(prepared, noise, options=MASKED).counted_action_B.tolist() == [1, 0, 1]
 
 
 def test_a_whole_block_cannot_be_given(dit_config):
