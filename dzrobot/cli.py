@@ -43,6 +43,7 @@ GROUPS = {
         "inspect-data": ("inspect_data", "show what a dataset holds"),
         "stats": ("stats", "measure normalization statistics of datasets"),
         "relabel": ("relabel", "mark recorded episodes as failures or successes, or drop some"),
+        "credit": ("credit", "show what is learned from each row of a policy's runs"),
         "consolidate": ("consolidate", "pack the files of a recording"),
     },
     "train": {

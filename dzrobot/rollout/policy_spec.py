@@ -207,6 +207,15 @@ class ResolvedPolicy:
         own = spec.name == REMOTE or spec.name.startswith(LEROBOT)
         return dict(policy.card) if own else {"policy": spec.name}
 
+    def named(self) -> dict[str, str]:
+        """Return what recordings say of the policy: its name, and the hash of its weights."""
+        if self.checkpoint is None:
+            return {"policy": self.spec.name}
+        from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
+
+        name = Path(self.spec.name).name
+        return {"policy": name, "weights": weights_hash(self.checkpoint.weights)}
+
     def check(self) -> None:
         """Check what would else be wrong in every episode.
 

@@ -126,11 +126,16 @@ def test_every_row_says_whose_action_it_holds(tmp_path, capsys):
     ]
     assert rows[0]["intervention"].to_pylist() == [False, True, True, False, False, True]
     assert not any(rows[1]["intervention"].to_pylist())
-    assert [one.interventions for one in episode_facts(tmp_path / "set").values()] == [3, 0]
-    # Training can choose the episodes with one, once they are successes.
+    facts = [*episode_facts(tmp_path / "set").values()]
+    assert [one.interventions for one in facts] == [3, 0]
+    assert [one.takeovers for one in facts] == [[(1, 2), (5, 5)], []]
+    assert {one.policy for one in facts} == {f"{__name__}:Policy"}
+    hz = DatasetCatalog.open(tmp_path / "set").fps
+    assert [one.person_s for one in facts] == [pytest.approx(3 / hz, abs=1e-3), 0]
+    assert all(one.robot_s > 0 for one in facts)
+    # They outlive a change of the verdict.
     assert main(["relabel", str(tmp_path / "set"), "--episode", "0-1", "--success"]) == 0
-    catalog = DatasetCatalog.open(tmp_path / "set")
-    assert catalog.left_out("interventions").keys() == {1}
+    assert episode_facts(tmp_path / "set")[0].takeovers == [(1, 2), (5, 5)]
 
 
 def test_a_folder_without_the_column_is_not_continued(tmp_path, capsys):

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from data_worlds import RELATIVE, ROBOT, record, step
 from pydantic import ValidationError
 
+from dzrobot.cli import main
 from dzrobot.embodiments.spec import HOLD_ZERO
 from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
@@ -265,3 +267,47 @@ def test_whole_episodes_with_a_takeover_are_not_imitated(world):
         CreditConfig(own=1.5)
     with pytest.raises(ValidationError):
         CreditConfig(blame_s=-1)
+
+
+def test_the_command_says_what_is_learned(world, tmp_path, capsys):
+    words = ["credit", str(world / "runs"), "--embodiment", "data_worlds:ROBOT"]
+    assert main([*words, "--blame-s", "0.5", "--episode", "1"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "3 episodes, 90 rows",
+        "30   33.3%  imitated        policy, succeeded without help",
+        "10   11.1%  given           policy, just before a takeover",
+        "10   11.1%  imitated        a person acted",
+        "rows     0 to 9      given           policy, in an episode with a takeover",
+        "rows    10 to 19     given           policy, just before a takeover",
+        "rows    20 to 29     imitated        a person acted",
+        "credit: {blame_s: 0.5}",
+    ):
+        assert line in shown
+    assert main([*words, "--own", "0", "--failures", "leave_out"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 episodes, 60 rows" in shown
+    assert "given           policy, succeeded without help" in shown
+    for more, said in (
+        (
+            ["--episode", "7"],
+            "--episode 7: it is not among the 3 episodes in use, which are 0 to 2",
+        ),
+        (["--plot", "x.png"], "say which by --episode N"),
+    ):
+        assert main([*words, *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_an_episode_is_drawn_as_a_strip(world, tmp_path):
+    words = ["credit", str(world / "runs"), "--embodiment", "data_worlds:ROBOT"]
+    assert main([*words, "--episode", "1", "--plot", str(tmp_path / "one.png")]) == 0
+    assert cv2.imread(str(tmp_path / "one.png")).std() > 10
+
+
+def test_an_outcome_that_is_not_marked_is_not_imitated_and_said(tmp_path, capsys):
+    path = recorded(tmp_path / "set", episodes={0: ("." * 30, None)})
+    assert main(["credit", str(path), "--embodiment", "data_worlds:ROBOT"]) == 0
+    shown = capsys.readouterr().out
+    assert "WARNING: 30 rows are of episodes of which it is not marked" in shown
+    assert "WARNING: nothing is imitated" in shown

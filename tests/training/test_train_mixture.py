@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import train_worlds
-from train_worker import digest
+from train_worker import digest, gradients
 
 from dzrobot.configuration import load_config
 from dzrobot.embodiments.registry import load_embodiment
@@ -118,6 +119,45 @@ def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
     robot = DreamZeroPolicy.from_pretrained(folder, embodiment=train_worlds.ROBOT)
     observation, _ = train_worlds.frame(0, 3, np.random.default_rng(0))
     assert robot.infer(observation)["actions"].shape == (8, 7)
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_runs_of_a_policy_train_by_their_credit_whatever_shares_a_batch(
+    world, solo, tmp_path, delay
+):
+    """With rows that are given by chance as well; samples without an action to predict included."""
+    with EpisodeWriter(tmp_path / "runs", train_worlds.ROBOT, fps=20) as writer:
+        for episode in range(2):
+            for i in range(26):
+                extras = {"intervention": np.bool_(i >= 20)}
+                draws = np.random.default_rng([7, episode, i])
+                writer.add_frame(*train_worlds.frame(episode, i, draws), extras)
+            writer.save_episode(success=False)
+
+    def gradients_of(micro_batch):
+        values = train_worlds.recipe(
+            world, runner__output_dir=tmp_path / f"run{micro_batch}", runner__global_batch_size=8,
+            runner__micro_batch_size=micro_batch, data__augment=False, runner__max_steps=STEPS,
+            model__action_loss_norm="masked", model__rtc_training_max_delay=delay,
+        )  # fmt: skip
+        values["data"]["train_data_paths"] = [
+            {"dataset_path": str(path), "embodiment_tag": "train_worlds:ROBOT", "credit": credit,
+             "metadata_json_path": str(world / "metadata.json")}
+            for path, credit in ((world / "dataset", None), (tmp_path / "runs", {"share": 0.5}))
+        ]  # fmt: skip
+        values["model"].pop("metadata_json_path")
+        run = Trainer(build(load_config(SFTConfig, values), solo))
+        asked = [batch["has_real_action"] for batch in run.batches(1)]
+        return torch.cat(asked), gradients(run)
+
+    asked, (losses, found) = gradients_of(8)
+    assert 0 < asked.sum() < len(asked)
+    others, (again, expected) = gradients_of(2)
+    assert torch.equal(asked, others)
+    assert losses.isfinite().all()
+    torch.testing.assert_close(losses, again, rtol=0, atol=1e-6)
+    for name, gradient in found.items():
+        torch.testing.assert_close(expected[name], gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

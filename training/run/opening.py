@@ -209,7 +209,8 @@ def _spec(
     """
     embodiment = plan.read_as
     metadata: Path | Mapping[str, Any] | None = plan.metadata or beside
-    inherited = plan.metadata is None or plan.metadata == beside
+    # A policy's runs are never measured: its actions would mean something else.
+    inherited = plan.metadata in (None, beside) or plan.credit is not None
     if not embodiment.state:
         metadata = {embodiment.tag: {}}
     if metadata is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,15 @@ class Driving:
             )
         return Teleoperator(device, env)
 
-    def episode_facts(self) -> dict[str, float | str]:
-        """Return how episodes are made, as far as their rows do not show it."""
+    def episode_facts(self, found: ResolvedPolicy | None) -> dict[str, float | str]:
+        """Return how episodes are made, as far as their rows do not show it.
+
+        Args:
+            found: The policy that acts. An expert, which knows the simulator's state, demonstrates.
+        """
         known: dict[str, float | str] = {"teleop": self.device or "", "noise": self.noise}
+        if found is not None and found.spec.in_worker is None:
+            known |= found.named()
         return {name: value for name, value in known.items() if value}
 
 
@@ -183,6 +189,9 @@ class RecordingRun:
     operator: OperatorOptions
     """How the operator of an arm is involved."""
 
+    made: Mapping[str, float | str] = field(default_factory=dict)
+    """Of every episode: what acts."""
+
 
 def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
     """Record until the goal is reached; return whether it is, and no episode was cut short.
@@ -210,6 +219,7 @@ def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
             run = replace(run, facts=facts)
         if found.where:
             say(found.where)
+    run = replace(run, made=driver.episode_facts(found))
     driver.check_noise(facts)
     env = made_environment(run.env, {"max_episode_steps": run.max_steps, **given})
     if found is not None and found.spec.looks:
@@ -260,7 +270,7 @@ def _record(
     version, video = run.format
     with EpisodeWriter(run.output, robot, fps=hz, version=version, video=video) as writer:
         intervened = (lambda: actor.intervened) if isinstance(actor, WatchedPolicy) else None
-        recorded = RecordedEnv(env, writer, intervened, run.driver.episode_facts())
+        recorded = RecordedEnv(env, writer, intervened, run.made)
         tally = record_session(recorded, actor, goal, ready=ready, report=report)
         say(
             f"{counted(writer.episodes, 'episode')} in {run.output}: {tally.kept} kept as "

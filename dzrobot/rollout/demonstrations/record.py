@@ -88,9 +88,11 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self.watch = EpisodeWatch(writer.embodiment, writer.fps)
         """Looks for what training cannot use."""
 
-        self.interventions = 0
-        """Rows of this episode whose action a person chose in the place of a policy."""
+        self.takeovers: list[list[int]] = []
+        """First and last row of every stretch of this episode in which a person acted in the place
+        of a policy."""
 
+        self._rows = 0
         self._intervened = intervened
         self._seen: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
         self._began_s = 0.0
@@ -103,10 +105,16 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Begin an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._seen, self.info = (observation, info), info
-        self.watch, self.interventions = EpisodeWatch(self.writer.embodiment, self.writer.fps), 0
+        self.watch = EpisodeWatch(self.writer.embodiment, self.writer.fps)
+        self._rows, self.takeovers = 0, []
         # Sensor times count from here; on one clock, so they can be compared with each other.
         self._began_s = self._now_s(info)
         return observation, info
+
+    @property
+    def interventions(self) -> int:
+        """Rows of this episode whose action a person chose in the place of a policy."""
+        return sum(last - first + 1 for first, last in self.takeovers)
 
     @property
     def elapsed_s(self) -> float:
@@ -128,8 +136,12 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             **self._sensors(about),
         }
         if self._intervened is not None:
-            extras[INTERVENTION] = np.bool_(self._intervened())
-            self.interventions += bool(extras[INTERVENTION])
+            extras[INTERVENTION] = np.bool_(person := self._intervened())
+            if person and self.takeovers and self.takeovers[-1][1] == self._rows - 1:
+                self.takeovers[-1][1] = self._rows
+            elif person:
+                self.takeovers.append([self._rows, self._rows])
+        self._rows += 1
         # What an arm's limits left of the action, or where a person who guides it has led it.
         done = np.asarray(info.get("executed_action", action), np.float32)
         self.writer.add_frame(seen, done, extras)
@@ -188,7 +200,7 @@ def record_episode(
             measured_hz=measured,
             **({} if rules.seed is None else {"seed": rules.seed}),
             **({} if outcome.success else {"reason": reason}),
-            **({"interventions": env.interventions} if env.interventions else {}),
+            **_helped(env, seconds if "time_s" in env.info else outcome.steps / writer.fps),
             **_facts(outcome.robot or {}),
             **env.facts,
         )
@@ -210,6 +222,14 @@ def why_it_failed(outcome: EpisodeResult, abort_message: str = "") -> str:
     reason = str((outcome.robot or {}).get("reason", ""))
     failed = "" if outcome.policy_failure is None else outcome.policy_failure.error
     return reason or failed or outcome.failure_class or abort_message or outcome.ended
+
+
+def _helped(env: RecordedEnv, seconds: float) -> dict[str, Any]:
+    """Return where a person acted, and what the episode cost robot and person."""
+    rows = env.interventions
+    person_s = rows / env.writer.fps if env.takeovers else 0.0
+    facts = {"interventions": rows, "takeovers": env.takeovers} if rows else {}
+    return {**facts, "robot_s": round(seconds, 3), "person_s": round(person_s, 3)}
 
 
 def _facts(robot: Mapping[str, Any]) -> dict[str, Any]:
