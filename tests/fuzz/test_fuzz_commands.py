@@ -142,6 +142,8 @@ def test_places_of_results_that_cannot_be(good, tmp_path):
         ("sweep", "--confirm", WHOLE),
         ("sweep", "--episodes", (*WHOLE, "0")),
         ("relabel", "--episode", ("", "a", "-1", "1.5", "3-1", "0,0", "²")),
+        ("credit", "--own", REAL),
+        ("credit", "--blame-s", REAL),
         ("consolidate", "--data-mb", REAL),
         ("consolidate", "--video-mb", REAL),
         ("emulate", "--domain", (*WHOLE, "233")),
@@ -160,6 +162,7 @@ def test_values_of_other_commands(good, some, command, flag, values, tmp_path, m
         "compare": [tmp_path / "one", tmp_path / "two"],
         "sweep": ["random", "--env=dzrobot/point-v0", output],
         "relabel": [tmp_path / "set", "--success"],
+        "credit": [tmp_path / "set", "--embodiment=libero_sim"],
         "consolidate": [tmp_path / "set"],
         "emulate": ["franka", "--no-cameras"],
     }

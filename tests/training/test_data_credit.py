@@ -255,9 +255,6 @@ def test_samples_without_an_imitated_action_have_a_share_of_their_own(world):
     assert drawn(CreditConfig(share=1)) == 1
     with pytest.raises(ConfigError, match=r"start_share and credit\.share both decide"):
         data(world, CreditConfig(share=0.1), start_share=0.2)
-    # A source of which every action is given is drawn by its weight alone.
-    failures = CreditConfig(own=0, blame_s=60, share=0.2)
-    assert len({one.part for one in data(world, failures)._choices}) == 2
 
 
 def test_whole_episodes_with_a_takeover_are_not_imitated(world):

@@ -183,7 +183,7 @@ class Credits:
     def __init__(self, marks: Mapping[int, EpisodeMarks], config: CreditConfig, hz: float) -> None:
         before = round(config.blame_s * hz)
         self.reasons = {ordinal: reasons(one, before) for ordinal, one in marks.items()}
-        """Of every row of an episode, by ordinal."""
+        """Why each row of an episode is imitated or given, by ordinal."""
 
         weights = np.zeros(len(Reason), np.float32)
         weights[[Reason.DEMONSTRATION, Reason.PERSON]] = 1

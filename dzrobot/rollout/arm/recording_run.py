@@ -190,7 +190,7 @@ class RecordingRun:
     """How the operator of an arm is involved."""
 
     made: Mapping[str, float | str] = field(default_factory=dict)
-    """Of every episode: what acts."""
+    """What acts in every episode."""
 
 
 def record(run: RecordingRun, say: Callable[[str], None]) -> bool:

@@ -73,7 +73,7 @@ class TrainBatch:
     """See :class:`.dit.Controls`."""
 
     action_weight_BA: Tensor | None = None
-    """Of the error of every action; None: 1."""
+    """Weight of the error of every action; None: 1."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,7 +105,7 @@ class PreparedBatch:
     """What is to be predicted; None: :func:`straight_flow`."""
 
     action_weight_BA: Tensor | None = None
-    """Of the error of every action; None: 1."""
+    """Weight of the error of every action; None: 1."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
