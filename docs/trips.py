@@ -114,6 +114,8 @@ def in_python() -> dict[str, Trip]:
             default_checkpoint(), options=PolicyOptions(noise="keyed")
         )
     observation, _ = env.reset(seed=0)
+    # The same whether or not this machine has embedded the instruction before.
+    policy.prepare([observation[policy.embodiment.language]])
     policy.reset("default")
     with Trip() as act:
         action = policy.act(observation)

@@ -287,6 +287,18 @@ def test_the_prompt_encoder_is_read_once_on_a_machine(tiny, libero, tmp_path, mo
     np.testing.assert_array_equal(acts(policy_of(tiny, libero), libero), wanted)
 
 
+def test_an_instruction_that_is_known_touches_no_file_of_the_checkpoint(
+    tiny, libero, tmp_path, monkeypatch
+):
+    """What names its embedding was found out when the checkpoint was opened."""
+    monkeypatch.setenv("DZROBOT_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(tiny, tmp_path / "checkpoint")
+    wanted = acts(policy_of(folder, libero), libero, 1)
+    policy = policy_of(folder, libero)
+    shutil.rmtree(folder)
+    np.testing.assert_array_equal(acts(policy, libero, 1), wanted)
+
+
 def test_an_instruction_that_is_new_during_an_episode_is_told_and_prepared(
     tiny, libero, tmp_path, monkeypatch, caplog
 ):

@@ -24,7 +24,6 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
     adapted_config,
     adapter_config,
     check_only_trained,
-    has_adapter_config,
     open_adapters,
     read_adapter_config,
     short_name,
@@ -206,7 +205,7 @@ def open_checkpoint(
     if alone and isinstance(base, str | Path) and _is_bare(folder):
         loose = replace(loose, folder=base)
     folder, config_json = read_beside(folder, loose)
-    described = read_adapter_config(path, weights) if has_adapter_config(path) else None
+    described = read_adapter_config(path, weights) if _has_adapters(path) else None
     if described is not None:
         config_json = adapted_config(config_json, described)
     return Checkpoint(
@@ -270,8 +269,13 @@ def _statistics(folder: Path, loose: LooseWeights) -> Path | None:
     return given
 
 
+def _has_adapters(path: Path) -> bool:
+    """Return whether adapters lie in the folder ``path`` in the format of peft."""
+    return (path / ADAPTER_CONFIG).is_file()
+
+
 def _is_bare(folder: Path) -> bool:
-    return has_adapter_config(folder) and not (folder / CONFIG_FILE).is_file()
+    return _has_adapters(folder) and not (folder / CONFIG_FILE).is_file()
 
 
 def open_weights(path: Path) -> WeightSource:
@@ -289,7 +293,7 @@ def open_weights(path: Path) -> WeightSource:
             f"{path} is not a .safetensors, .pt or .pth file; give a checkpoint's folder or file"
         )
     whole = any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))
-    if has_adapter_config(path):
+    if _has_adapters(path):
         if whole:
             raise CheckpointError(
                 f"{path} holds both weights and {ADAPTER_CONFIG}; keep adapters in a folder of "

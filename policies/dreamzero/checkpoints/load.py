@@ -233,7 +233,8 @@ def load_deferring_text(
             offload(block)
     offload(network)
     files = PromptFiles(
-        folder=cache_folder() / "prompts", weights=partial(weights_hash, of_text),
+        folder=cache_folder() / "prompts", weights=weights_hash(of_text, read=False),
+        hash_weights=partial(weights_hash, of_text),
         config=checkpoint.config.text, dtype=options.dtype, device=device,
     )  # fmt: skip
     return network.eval().requires_grad_(requires_grad=False), files

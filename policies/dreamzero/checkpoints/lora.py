@@ -380,11 +380,6 @@ _HARMLESS = {
 """Settings that say nothing of what trained weights are."""
 
 
-def has_adapter_config(folder: Path) -> bool:
-    """Return whether ``folder`` holds adapters in this format."""
-    return (folder / ADAPTER_CONFIG).is_file()
-
-
 def read_adapter_config(folder: Path, weights: WeightSource) -> AdapterConfig:
     """Return what ``adapter_config.json`` says.
 

@@ -27,7 +27,7 @@ import ftfy
 import torch
 from torch import Tensor, nn
 
-from dzrobot.documents import read_bytes, read_json
+from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError
 from dzrobot.files import refuse_stand_ins, replacing
 from dzrobot.policies.dreamzero.network.config import TextConfig
@@ -379,7 +379,7 @@ Tokens = tuple[int, ...]
 _DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PromptFiles:
     """Embeddings of prompts on disk, one file each, without the text or its tokens.
 
@@ -391,9 +391,12 @@ class PromptFiles:
     folder: Path
     """Where they lie; need not be there, and need not be writable."""
 
-    weights: Callable[..., str]
-    """Returns the hash of the encoder's weights; with ``read=False``, empty where that is not known
-    without reading them. Empty as well where they lie in no file."""
+    weights: str
+    """Hash of the encoder's weights, as known when they were opened; empty: it is not known without
+    reading them."""
+
+    hash_weights: Callable[[], str]
+    """Returns that hash, and reads them for it where they were never read; empty without files."""
 
     config: TextConfig
     dtype: torch.dtype
@@ -402,14 +405,15 @@ class PromptFiles:
 
     def find(self, tokens: Tokens) -> Tensor | None:
         """Return the rows (N, E) of a prompt, on the device; None: they are not there."""
-        weights = self.weights(read=False)
-        if not weights:
-            return None
-        path = self._path(tokens, weights)
+        path = self._path(tokens)
         size = len(tokens) * self.config.dim * self.dtype.itemsize
         try:
-            content = read_bytes(path, CheckpointError, largest=_DIGEST_BYTES + size)
-        except CheckpointError:
+            # A pipe in its place would be waited for without end.
+            if not self.weights or not path.is_file():
+                return None
+            with path.open("rb") as file:
+                content = file.read(_DIGEST_BYTES + size + 1)
+        except OSError:
             return None
         digest, rows = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if len(rows) != size or digest != _digest(path, rows):
@@ -423,16 +427,20 @@ class PromptFiles:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Large weights are not read for a hash that nothing can be kept under.
-            if not os.access(self.folder, os.W_OK) or not (weights := self.weights(read=True)):
+            if not os.access(self.folder, os.W_OK):
                 return
-            path = self._path(tokens, weights)
+            # Asked again: the encoder was read now, and its files may have been replaced since.
+            self.weights = self.hash_weights()
+            if not self.weights:
+                return
+            path = self._path(tokens)
             rows = rows_NE.cpu().contiguous().view(torch.uint8).numpy().tobytes()
             with replacing(path, derived=True) as temporary:
                 temporary.write_bytes(_digest(path, rows) + rows)
         except OSError as error:
             _log.info("an embedding is not kept in %s: %s", self.folder, error)
 
-    def _path(self, tokens: Tokens, weights: str) -> Path:
+    def _path(self, tokens: Tokens) -> Path:
         # Other kernels, and other numbers of threads, may round the last bit differently.
         by = (
             torch.cuda.get_device_name(self.device)
@@ -440,7 +448,7 @@ class PromptFiles:
             else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} "
             f"{torch.get_num_threads()}"
         )
-        about = weights, self.config, self.dtype, by, torch.get_float32_matmul_precision()
+        about = self.weights, self.config, self.dtype, by, torch.get_float32_matmul_precision()
         key = hashlib.sha256(repr((*about, torch.__version__, tokens)).encode())
         return self.folder / key.hexdigest()
 
