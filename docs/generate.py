@@ -33,7 +33,7 @@ from dzrobot.cli import COMMANDS, available, build_parser  # noqa: E402
 from dzrobot.configuration import field_notes  # noqa: E402
 from dzrobot.envs.franka.franka_config import FrankaConfig  # noqa: E402
 from dzrobot.envs.teleop.devices import DEVICES  # noqa: E402
-from dzrobot.training.recipes import rlinf, rlinf_defaults  # noqa: E402
+from dzrobot.training.recipes import rlinf, rlinf_files  # noqa: E402
 from dzrobot.training.sft_config import SFTConfig  # noqa: E402
 
 CONFIGURATIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
@@ -134,9 +134,9 @@ def names_of_rlinf() -> Iterator[str]:
         for theirs, ours in rows:
             yield f"| {_cell(theirs)} | {_cell(ours)} |"
     yield "\n## Where a file is silent\n\nA recipe that `dzrobot import-rlinf` writes has these"
-    yield f"values of RLinf {rlinf_defaults.VERSION}, not our defaults.\n\n| field here | value |"
+    yield f"values of RLinf {rlinf_files.VERSION}, not our defaults.\n\n| field here | value |"
     yield "|---|---|"
-    for name, value in rlinf_defaults.PROGRAM.items():
+    for name, value in rlinf_files.PROGRAM.items():
         yield f"| `{name}` | {_cell(str(value))} |"
 
 

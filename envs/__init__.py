@@ -8,11 +8,10 @@ if __name__ != "dzrobot.envs":
     raise ImportError(f"this package is dzrobot.envs, not {__name__}: write `import dzrobot.envs`")
 
 if TYPE_CHECKING:
-    from dzrobot.envs.adapted import AdaptedEnv, PlainKeys
-    from dzrobot.envs.conversions import ActionConversion, ImageConversion
+    from dzrobot.envs.adapted import ActionConversion, AdaptedEnv, ImageConversion, PlainKeys
+    from dzrobot.envs.episodes import action_space, observation_space
     from dzrobot.envs.fakes import PointEnv
     from dzrobot.envs.franka.franka_config import FrankaConfig
-    from dzrobot.envs.spaces import action_space, observation_space
 
 __all__ = [
     "ActionConversion",

@@ -10,10 +10,12 @@ from dzrobot.envs.episodes import (
     NEAR_SHARE,
     FailureClass,
     InitialStates,
+    action_space,
     episode_info,
     named_arguments,
+    observation_space,
+    plain_action,
 )
-from dzrobot.envs.spaces import action_space, observation_space, plain_action
 from dzrobot.errors import ModalityError, SimulatorError
 
 Observation = dict[str, Any]

@@ -9,8 +9,7 @@ import time
 from dzrobot.commands.options import flags
 from dzrobot.envs.emulators.kinematics import ARMS
 from dzrobot.envs.emulators.launcher import LARGEST_DOMAIN, EmulatorLauncher, LauncherAddress
-from dzrobot.envs.emulators.scenes import EMPTY, LIFT
-from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.emulators.scenes import EMPTY, LIFT, SERIALS
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 _LOOK_S = 0.2

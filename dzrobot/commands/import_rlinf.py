@@ -10,13 +10,12 @@ import yaml
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_text
-from dzrobot.training.recipes.hydra_files import compose
-from dzrobot.training.recipes.rlinf_defaults import ALIASES, FILES, VERSION
 from dzrobot.training.recipes.rlinf_evaluation import (
     ImportedEvaluation,
     import_evaluation,
     is_evaluation,
 )
+from dzrobot.training.recipes.rlinf_files import ALIASES, FILES, VERSION, compose
 from dzrobot.training.recipes.rlinf_import import Imported, Note, import_composed
 
 _WIDTH = 98

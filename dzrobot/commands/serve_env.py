@@ -14,9 +14,14 @@ from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, 
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
 from dzrobot.process import terminable
-from dzrobot.rollout.environment import check_arguments, made_environment, modules_of
+from dzrobot.rollout.environment import (
+    check_arguments,
+    facts_of,
+    made_environment,
+    modules_of,
+    omitter,
+)
 from dzrobot.rollout.evaluation.card import library_versions
-from dzrobot.rollout.facts import facts_of, omitter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

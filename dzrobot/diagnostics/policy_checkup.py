@@ -27,7 +27,7 @@ from dzrobot.files import write_json
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.options import ActingOptions
 from dzrobot.recording.catalog import RATE_TOLERANCE
-from dzrobot.rollout.facts import EnvironmentFacts
+from dzrobot.rollout.environment import EnvironmentFacts
 from dzrobot.rollout.policy_spec import PolicySpec, ResolvedPolicy, load_policy
 
 ROWS = 24

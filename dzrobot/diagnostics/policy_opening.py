@@ -14,13 +14,13 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.progress import Show
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.rollout.environment import (
+    EnvironmentFacts,
     check_fits,
     environment_arguments,
     look_at,
     looking_at,
     step_limit,
 )
-from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions

@@ -20,8 +20,7 @@ from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
 from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
-from dzrobot.rollout.environment import accepted, look_at, needed_robot
-from dzrobot.rollout.facts import EnvironmentFacts
+from dzrobot.rollout.environment import EnvironmentFacts, accepted, look_at, needed_robot
 from dzrobot.training.data.claims import first_frame
 from dzrobot.training.data.column_mapping import (
     TASK_COLUMN,

@@ -224,7 +224,7 @@ def _check_instruction(text: object) -> None:
             f"the instruction is {instruction[:8]!r} ({len(instruction)} characters), which says "
             "nothing. Gymnasium's AsyncVectorEnv does not bring texts through shared memory: make "
             "it with shared_memory=False (in gym.make_vec: vector_kwargs={'shared_memory': "
-            "False}), or use dzrobot.envs.spaces.Instruction as the text's space"
+            "False}), or use dzrobot.envs.episodes.Instruction as the text's space"
         )
 
 

@@ -29,7 +29,7 @@ from dzrobot.errors import (
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import DEFAULT_SESSION, Action, Plan, Policy
 from dzrobot.policies.wrapping import adapted
-from dzrobot.rollout.facts import EnvironmentFacts, facts_of, omitter
+from dzrobot.rollout.environment import EnvironmentFacts, facts_of, omitter
 from dzrobot.rollout.protocol import EpisodeRules
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]

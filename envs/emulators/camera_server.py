@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.envs.emulators.scenes import EMPTY
+from dzrobot.envs.emulators.scenes import EMPTY, SIZES, CameraView, Size, views_of
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.emulators.views import SIZES, CameraView, Size, views_of
 from dzrobot.errors import MissingDependencyError
 from dzrobot.importing import install
 from dzrobot.process import end_with_parent

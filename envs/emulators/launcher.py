@@ -16,9 +16,8 @@ from typing import Any, Self
 from dzrobot.envs.driver_process import python_environment
 from dzrobot.envs.emulators.camera_server import bus_settings
 from dzrobot.envs.emulators.kinematics import describe
-from dzrobot.envs.emulators.scenes import EMPTY, check_scene
+from dzrobot.envs.emulators.scenes import EMPTY, SERIALS, check_scene
 from dzrobot.envs.emulators.timebase import Timebase
-from dzrobot.envs.emulators.views import SERIALS
 from dzrobot.errors import ConfigError, RobotError
 
 LARGEST_DOMAIN = 232

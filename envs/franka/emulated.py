@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.envs.emulators.scenes import SECOND_EXTERIOR, SERIALS, SIZES
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
-from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS, SIZES
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.franka_config import FrankaConfig

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dzrobot.envs.episodes import DRAWN, InitialStates
+from dzrobot.envs.episodes import DRAWN, InitialStates, observation_space
 from dzrobot.envs.franka.arm_episode import (
     ArmEpisode,
     ArmEpisodeFacts,
@@ -60,7 +60,6 @@ from dzrobot.envs.franka.workcells import (
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.quantities import GRIPPERS
 from dzrobot.envs.panda.state import Mode
-from dzrobot.envs.spaces import observation_space
 from dzrobot.errors import ConfigError, RobotError, StoppedError
 
 _log = logging.getLogger(__name__)

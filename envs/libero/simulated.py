@@ -12,12 +12,18 @@ from gymnasium.utils import EzPickle
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.episodes import InitialStates, episode_info
+from dzrobot.envs.episodes import (
+    InitialStates,
+    Limits,
+    action_space,
+    episode_info,
+    observation_space,
+    plain_action,
+)
 from dzrobot.envs.libero.goal_progress import GoalProgress
 from dzrobot.envs.libero.perturbations import AXES, perturb
 from dzrobot.envs.libero.sim import ArmSetup, CameraOptions, Raw, Simulation
 from dzrobot.envs.mujoco.simulator import choose_backend
-from dzrobot.envs.spaces import Limits, action_space, observation_space, plain_action
 from dzrobot.errors import ConfigError
 
 Observation = dict[str, Any]

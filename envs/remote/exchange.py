@@ -12,7 +12,7 @@ from websockets.typing import Subprotocol
 from dzrobot.documents import shorten, validated
 from dzrobot.embodiments.action_conventions import HandMotion, RotationForm
 from dzrobot.embodiments.spec import ActionFrame, Embodiment
-from dzrobot.envs.spaces import Instruction
+from dzrobot.envs.episodes import Instruction
 from dzrobot.errors import ProtocolError
 from dzrobot.untrusted import parsing
 

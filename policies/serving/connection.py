@@ -24,8 +24,8 @@ from dzrobot.policies.serving.dialects import (
     VLLM_PATH,
     Dialect,
     Greeting,
+    ImageCoding,
 )
-from dzrobot.policies.serving.images import ImageCoding
 from dzrobot.websocket import open_socket, reason
 
 _RAISED_HERE = {kind.__name__: kind for kind in (SessionLostError, InvalidActionError)}

@@ -37,11 +37,11 @@ from dzrobot.policies.serving.connection import Connection, ConnectOptions, Serv
 from dzrobot.policies.serving.dialects import (
     LONGEST_PLAN,
     Dialect,
+    coded_card,
     write_leftover,
     write_observation,
 )
 from dzrobot.policies.serving.groot import SCHEME, GrootConnection
-from dzrobot.policies.serving.images import coded_card
 
 AnyConnection = Connection | GrootConnection
 

@@ -15,7 +15,7 @@ from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs import ActionConversion, AdaptedEnv, ImageConversion
 from dzrobot.errors import ConfigError, ModalityError
-from dzrobot.rollout.facts import facts_of
+from dzrobot.rollout.environment import facts_of
 
 ROBOT = load_embodiment("libero_sim").at_resolution(24, 32)
 """Eight numbers of state, seven of action."""

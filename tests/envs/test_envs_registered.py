@@ -14,9 +14,9 @@ from gymnasium.vector import AsyncVectorEnv
 
 import dzrobot  # noqa: F401
 from conftest import need_tasks
+from dzrobot.envs.episodes import TEXT_LIMIT, Instruction
 from dzrobot.envs.libero.listing import list_tasks
 from dzrobot.envs.libero.suites import PACKAGES
-from dzrobot.envs.spaces import TEXT_LIMIT, Instruction
 from dzrobot.errors import DzrobotError, ModalityError
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES
 

@@ -7,7 +7,7 @@ import pytest
 from emulated import need_libraries
 
 from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
-from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.emulators.scenes import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.realsense import ColorSettings, RealSenseCamera, list_cameras
 from dzrobot.envs.franka.make import make_franka

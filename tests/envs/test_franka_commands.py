@@ -13,7 +13,7 @@ from emulated import KeptCell, need_libraries
 from dzrobot.cli import main
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.emulators.scenes import SERIALS
 from dzrobot.envs.franka.diagnostics import diagnose
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import load_workcell

@@ -23,7 +23,7 @@ from dzrobot.envs.emulators.kinematics import FR3, READY
 from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
 from dzrobot.envs.emulators.robot_client import StateMessage
 from dzrobot.envs.emulators.robot_server import RobotServer
-from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.emulators.scenes import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.realsense import RealSenseDriver
 from dzrobot.envs.panda.poses import pose_difference

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.driver_process import DisconnectedError
-from dzrobot.envs.emulators.views import SECOND_EXTERIOR, SERIALS
+from dzrobot.envs.emulators.scenes import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jacobian
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
 from dzrobot.envs.franka.env import FrankaEnv

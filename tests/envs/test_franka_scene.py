@@ -12,8 +12,7 @@ from dzrobot.envs.emulators.arm import EmulatedArm, Target
 from dzrobot.envs.emulators.dynamics import GRIPPER_WIDTH_M, Faults, PlainDynamics, dynamics_of
 from dzrobot.envs.emulators.fci_protocol import Generator
 from dzrobot.envs.emulators.launcher import EmulatorLauncher, LauncherAddress
-from dzrobot.envs.emulators.scenes import LIFT, SCENES, check_scene
-from dzrobot.envs.emulators.views import SERIALS, views_of
+from dzrobot.envs.emulators.scenes import LIFT, SCENES, SERIALS, check_scene, views_of
 from dzrobot.envs.franka.arm_episode import rule_for
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.franka_config import FrankaConfig, RewardConfig

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from dzrobot.cli import main
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.envs.emulators.views import SERIALS
+from dzrobot.envs.emulators.scenes import SERIALS
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.franka.cameras.realsense import RealSenseCamera
 from dzrobot.envs.franka.make import connectable, load_workcell

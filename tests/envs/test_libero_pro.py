@@ -24,10 +24,10 @@ from dzrobot.envs.libero.suites import axis_of
 from dzrobot.envs.libero.task_packages import PLUS, PRO
 from dzrobot.errors import ConfigError, ProtocolError, SimulatorError
 from dzrobot.registration import PLUS_SUITES, PRO_SUITES, SUITES
+from dzrobot.rollout.environment import EnvironmentFacts
 from dzrobot.rollout.evaluation.card import build_card, refuse_unlike, tasks_by_axis
 from dzrobot.rollout.evaluation.report import summarize
 from dzrobot.rollout.evaluation.tables import table
-from dzrobot.rollout.facts import EnvironmentFacts
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 
 MODELS = "libero_object_object"

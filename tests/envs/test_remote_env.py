@@ -31,7 +31,7 @@ from dzrobot.errors import (
     SimulatorError,
     UnknownNameError,
 )
-from dzrobot.rollout.facts import EnvironmentFacts, facts_of
+from dzrobot.rollout.environment import EnvironmentFacts, facts_of
 
 FOREIGN = ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "served_envs:make_odd"]
 """Environments of Gymnasium's own, with numbers, tables and tuples for observations."""

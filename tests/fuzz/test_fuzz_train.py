@@ -15,7 +15,7 @@ from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.checksums import write_checksums
 from dzrobot.training.recipes.read import load_recipe
 from dzrobot.training.sft_config import SFTConfig
-from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
+from dzrobot.training.tiny.autoencoder import FitCheckpoint
 from dzrobot.training.tiny.fit_plan import AutoencoderPlan
 from dzrobot.training.tiny.init import FittedTo, write_fitted_checkpoint
 

@@ -22,8 +22,7 @@ from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.data import ReaderOptions, SampleKey, SourceSpec, TrainingData, collate
 from dzrobot.training.data.provenance import PROVENANCE
-from dzrobot.training.run.encoder_cache import PromptEncoder
-from dzrobot.training.run.inputs import NetworkInputs, sample_noise
+from dzrobot.training.run.inputs import NetworkInputs, PromptEncoder, sample_noise
 
 ROBOT = load_embodiment("libero_mini")
 TASK = "Lift the red cube"

@@ -19,10 +19,10 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
+from dzrobot.rollout.environment import facts_of, omitter
 from dzrobot.rollout.episode import PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import evaluate
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
-from dzrobot.rollout.facts import facts_of, omitter
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
 from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
 from dzrobot.rollout.protocol import PROTOCOLS, EpisodeRules, EvalSpec

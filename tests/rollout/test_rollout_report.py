@@ -4,8 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from dzrobot.rollout.evaluation.report import summarize
-from dzrobot.rollout.evaluation.significance import wilson
+from dzrobot.rollout.evaluation.report import summarize, wilson
 from dzrobot.rollout.evaluation.tables import failures_line
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import Record

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dzrobot.errors import ConfigError
+from dzrobot.rollout.evaluation.report import wilson
 from dzrobot.rollout.evaluation.significance import (
     PairCounts,
     adjusted_interval,
@@ -18,7 +19,6 @@ from dzrobot.rollout.evaluation.significance import (
     mcnemar_p,
     paired_interval,
     rank_correlation,
-    wilson,
 )
 
 pytest.importorskip("statsmodels")

@@ -29,8 +29,7 @@ from dzrobot.training.bench.document import (
     read_result,
 )
 from dzrobot.training.bench.learning import _of_records, asked_recipe, beside_lerobot
-from dzrobot.training.bench.processes import other_build, own_build
-from dzrobot.training.bench.ratios import paired_ratios, unpaired_ratios
+from dzrobot.training.bench.processes import other_build, own_build, paired_ratios, unpaired_ratios
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
 from dzrobot.training.run.initial_weights import open_initial_weights

@@ -24,6 +24,7 @@ from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
     AutoencoderData,
+    FitCheckpoint,
     _clips,
     _noise,
     _stills,
@@ -35,7 +36,6 @@ from dzrobot.training.tiny.autoencoder import (
     fit_decoder,
     reconstruction_psnr,
 )
-from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 from dzrobot.training.tiny.init import mini_config
 

@@ -9,7 +9,7 @@ from train_worker import digest
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.recipes.check import find_faults
 from dzrobot.training.run.build import build
-from dzrobot.training.run.encoder_cache import precompute_features
+from dzrobot.training.run.inputs import precompute_features
 from dzrobot.training.run.run_log import describe_batch
 from dzrobot.training.run.trainer import Trainer
 

@@ -20,7 +20,8 @@ from dzrobot.embodiments.timing import Timing, multi_anchor_window, walk_offsets
 from dzrobot.errors import ConfigError
 from dzrobot.training.recipes.architecture import run_embodiment, source_plans
 from dzrobot.training.recipes.read import RECIPES
-from dzrobot.training.recipes.rlinf_import import import_recipe
+from dzrobot.training.recipes.rlinf_files import ALIASES, FILES, compose
+from dzrobot.training.recipes.rlinf_import import import_composed
 from dzrobot.training.run.optimizer import schedule_factor
 from dzrobot.training.sft_config import DataConfig, ModelConfig, SFTConfig
 
@@ -209,6 +210,10 @@ def name_of_grid(timing):
 
 def expected(name):
     return {**PUBLISHED[name], "frames": [PUBLISHED[name]["frames"]]}
+
+
+def import_recipe(file, overrides=()):
+    return import_composed(file, compose(file, overrides, FILES, ALIASES))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

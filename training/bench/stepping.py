@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from dzrobot.errors import ConfigError
 from dzrobot.rng import numpy_generator
-from dzrobot.rollout.environment import bounds_of, look_at, made_environment
-from dzrobot.rollout.facts import facts_of, omitter
+from dzrobot.rollout.environment import bounds_of, facts_of, look_at, made_environment, omitter
 from dzrobot.training.bench.document import BenchSettings, Measurement
 
 STEPS = 16

@@ -11,8 +11,7 @@ from typing import Any
 
 from dzrobot.configuration import GIVEN, RawConfig, place_of
 from dzrobot.importing import install
-from dzrobot.training.recipes.hydra_files import OPEN, leaves, listed_defaults, put
-from dzrobot.training.recipes.rlinf_defaults import PRESETS
+from dzrobot.training.recipes.rlinf_files import OPEN, PRESETS, leaves, listed_defaults, put
 from dzrobot.yaml_values import Place, dotted
 
 SECTIONS: Mapping[str, str] = {

@@ -11,8 +11,14 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.registration import LIBERO_SUITES
-from dzrobot.training.recipes.hydra_files import OPEN, Composed, leaves
-from dzrobot.training.recipes.rlinf_defaults import PRESETS, UNKNOWN, network_faults
+from dzrobot.training.recipes.rlinf_files import (
+    OPEN,
+    PRESETS,
+    UNKNOWN,
+    Composed,
+    leaves,
+    network_faults,
+)
 from dzrobot.training.recipes.rlinf_import import Note, refusal
 from dzrobot.yaml_values import dotted
 

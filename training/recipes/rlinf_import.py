@@ -1,7 +1,7 @@
 """A whole training file of RLinf as one of our recipes, by what its fields mean there.
 
 Every field of the file is taken over, refused, or listed as without effect here, with one reason.
-What the file leaves out has RLinf's default, not ours (:mod:`rlinf_defaults`).
+What the file leaves out has RLinf's default, not ours (:mod:`rlinf_files`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,17 +15,19 @@ from dzrobot.embodiments.timing import WALK_OFFSETS, Timing
 from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.training.recipes.architecture import source_plans
 from dzrobot.training.recipes.check_inputs import relative_faults, tiling_faults
-from dzrobot.training.recipes.hydra_files import OPEN, Composed, compose, leaves, put
 from dzrobot.training.recipes.rlinf import DROPPED, MEANT, VALUES, dropped_by, name_here
-from dzrobot.training.recipes.rlinf_defaults import (
-    ALIASES,
+from dzrobot.training.recipes.rlinf_files import (
     FILES,
     HEAD,
+    OPEN,
     PRESETS,
     PROGRAM,
     UNKNOWN,
     VERSION,
+    Composed,
+    leaves,
     network_faults,
+    put,
 )
 from dzrobot.training.sft_config import SFTConfig
 from dzrobot.yaml_values import dotted
@@ -76,22 +78,16 @@ class Imported:
     """Required fields that the file does not give."""
 
 
-def import_recipe(file: Path, overrides: Sequence[str] = ()) -> Imported:
+def import_composed(file: Path, composed: Composed) -> Imported:
     """Return a training file of RLinf as a recipe.
 
     Args:
-        file: RLinf's YAML file; files of its ``defaults`` are read where they lie beside it.
-        overrides: ``key=value`` each, under the file's names; they win over the file.
+        file: RLinf's YAML file.
+        composed: What it says with the files of its ``defaults`` that lie beside it.
 
     Raises:
-        ConfigError: The file cannot be read, or some field has a meaning that a run here cannot
-            have; all of them are listed.
+        ConfigError: Some field has a meaning that a run here cannot have; all of them are listed.
     """
-    return import_composed(file, compose(file, overrides, FILES, ALIASES))
-
-
-def import_composed(file: Path, composed: Composed) -> Imported:
-    """Return what :func:`import_recipe` does of a file that was read."""
     work = _Import(composed)
     work.read_fields()
     for step in (

@@ -36,18 +36,18 @@ from dzrobot.policies.dreamzero.quantize import set_nf4
 from dzrobot.training.cost.flops import sample_cost
 from dzrobot.training.cost.plan import settle
 from dzrobot.training.cost.speed import device_peak
-from dzrobot.training.run.encoder_cache import (
+from dzrobot.training.run.initial_weights import (
+    InitialWeights,
+    fill,
+)
+from dzrobot.training.run.inputs import (
+    NetworkInputs,
     PromptEncoder,
     PromptEncoding,
     Prompts,
     precompute_features,
     precompute_prompts,
 )
-from dzrobot.training.run.initial_weights import (
-    InitialWeights,
-    fill,
-)
-from dzrobot.training.run.inputs import NetworkInputs
 from dzrobot.training.run.metrics import Rates, TrainMetrics
 from dzrobot.training.run.opening import Datasets, OpenedRun, open_run, tokenizer_path
 from dzrobot.training.run.optimizer import Ema, Optimizer

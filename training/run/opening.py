@@ -30,13 +30,13 @@ from dzrobot.training.data.mixture import MakeStream
 from dzrobot.training.data.video_decoding import load_decoder
 from dzrobot.training.recipes.architecture import SourcePlan, run_network, source_plans
 from dzrobot.training.recipes.check_inputs import Input
-from dzrobot.training.run.encoder_cache import training_prompts
 from dzrobot.training.run.initial_weights import (
     InitialWeights,
     from_checkpoint,
     open_initial_weights,
     starting_weights,
 )
+from dzrobot.training.run.inputs import training_prompts
 from dzrobot.training.run.plugin import Plugins
 from dzrobot.training.sft_config import DataConfig, SFTConfig
 

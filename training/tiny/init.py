@@ -40,19 +40,19 @@ from dzrobot.training.data import (
     SourceSpec,
     TrainingData,
 )
-from dzrobot.training.run.encoder_cache import training_prompts
+from dzrobot.training.run.inputs import training_prompts
 from dzrobot.training.run.opening import last_episodes
 from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
     AutoencoderData,
     AutoencoderReport,
+    FitCheckpoint,
     clip_source,
     fit_autoencoder,
     images_metadata,
     reconstruction_psnr,
 )
-from dzrobot.training.tiny.fit_checkpoint import FitCheckpoint
 from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 _VOCABULARY = 768

@@ -5,7 +5,7 @@ from typing import Any
 
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
-from dzrobot.rollout.facts import EnvironmentFacts
+from dzrobot.rollout.environment import EnvironmentFacts
 
 
 def add_workcell(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,7 @@ from dzrobot.envs.franka.operator.preview import Preview
 from dzrobot.errors import RobotError, StoppedError
 from dzrobot.process import Terminated
 from dzrobot.recording.media import read_png
-from dzrobot.rollout.environment import OperatorOptions
-from dzrobot.rollout.facts import AttendedArm, facts_of
+from dzrobot.rollout.environment import AttendedArm, OperatorOptions, facts_of
 
 LEAVE_S = 5.0
 """How long a run may take to hold, stop and close the arm before it can be ended by force."""

@@ -35,17 +35,18 @@ from dzrobot.rollout.demonstrations.record import (
 )
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
+    EnvironmentFacts,
     OperatorOptions,
     accepts_same,
     anchored,
     at_full_speed,
+    facts_of,
     look_at,
     made_environment,
     needed_robot,
     sized,
 )
 from dzrobot.rollout.episode import Actor, PolicyActor
-from dzrobot.rollout.facts import EnvironmentFacts, facts_of
 from dzrobot.rollout.policy_spec import (
     PolicySpec,
     ResolvedPolicy,

@@ -27,9 +27,8 @@ from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.rollout.arm.attended import ENDED, EndedByDriver
-from dzrobot.rollout.environment import bounds_of, needed_robot
+from dzrobot.rollout.environment import bounds_of, facts_of, needed_robot
 from dzrobot.rollout.episode import Actor
-from dzrobot.rollout.facts import facts_of
 
 KEYS = {
     "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),

@@ -19,8 +19,7 @@ from dzrobot.errors import ProtocolError, preview
 from dzrobot.files import write_json, write_json_lines
 from dzrobot.importing import load_reference
 from dzrobot.registration import SUITES
-from dzrobot.rollout.environment import IMAGE_ARGUMENTS, step_limit
-from dzrobot.rollout.facts import EnvironmentFacts
+from dzrobot.rollout.environment import IMAGE_ARGUMENTS, EnvironmentFacts, step_limit
 from dzrobot.rollout.protocol import Count, EpisodeSpec, EvalSpec
 from dzrobot.rollout.records import RECORDS_FILE, storing
 

@@ -23,18 +23,19 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.policies.base import Policy
 from dzrobot.rollout.asynchronous.execution import ZERO, ExecutionOptions, schedule
 from dzrobot.rollout.environment import (
+    EnvironmentFacts,
     KeptEnvironment,
     accepts_same,
     at_full_speed,
     check_fits,
     environment_arguments,
+    facts_of,
     look_at,
     looking_at,
     modules_of,
     protocol_arguments,
 )
 from dzrobot.rollout.evaluation.card import REQUEST, build_card
-from dzrobot.rollout.facts import EnvironmentFacts, facts_of
 from dzrobot.rollout.footage import Wanted
 from dzrobot.rollout.perturbation import PERTURBATION, Ablation, Perturbation
 from dzrobot.rollout.policy_spec import (

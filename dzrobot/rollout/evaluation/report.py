@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dzrobot.files import write_json
 from dzrobot.rollout.episode import Measures, percentiles
-from dzrobot.rollout.evaluation.significance import Z_95, wilson
+from dzrobot.rollout.evaluation.significance import Z_95
 from dzrobot.rollout.policy_use import RunUse, shares
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.rollout.records import Record, ordered, storing
@@ -25,6 +25,20 @@ STEPS_FILE = "steps.json"
 
 SWEEP_FILE = "sweep.json"
 """In the folder of a sweep: see :class:`Sweep`."""
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a success rate; (0, 1) without episodes."""
+    if episodes == 0:
+        return 0.0, 1.0
+    rate, square = successes / episodes, Z_95**2
+    center = rate + square / (2 * episodes)
+    spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
+    scale = 1 + square / episodes
+    # Exact at the ends, where rounding would leave a trace.
+    low = 0.0 if successes == 0 else (center - spread) / scale
+    high = 1.0 if successes == episodes else (center + spread) / scale
+    return low, high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -281,17 +281,3 @@ def _spearman(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDA
         together, spread, out=np.full(len(spread), np.nan), where=spread > 0
     )
     return found
-
-
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a success rate; (0, 1) without episodes."""
-    if episodes == 0:
-        return 0.0, 1.0
-    rate, square = successes / episodes, Z_95**2
-    center = rate + square / (2 * episodes)
-    spread = Z_95 * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes**2))
-    scale = 1 + square / episodes
-    # Exact at the ends, where rounding would leave a trace.
-    low = 0.0 if successes == 0 else (center - spread) / scale
-    high = 1.0 if successes == episodes else (center + spread) / scale
-    return low, high

@@ -13,8 +13,8 @@ from rich.text import Text
 from dzrobot.errors import counted, printable
 from dzrobot.rollout.evaluation.card import codes_of, listed
 from dzrobot.rollout.evaluation.comparison import Comparison, Results
-from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize
-from dzrobot.rollout.evaluation.significance import compare_counts, wilson
+from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize, wilson
+from dzrobot.rollout.evaluation.significance import compare_counts
 from dzrobot.rollout.records import predictions_size
 
 if TYPE_CHECKING:

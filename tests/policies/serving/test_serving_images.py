@@ -13,8 +13,13 @@ from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.messages import pack, unpack
 from dzrobot.modality.window import read_observation
 from dzrobot.policies.serving.connection import ConnectOptions
-from dzrobot.policies.serving.dialects import Dialect, read_request, write_observation
-from dzrobot.policies.serving.images import read_images, write_images
+from dzrobot.policies.serving.dialects import (
+    Dialect,
+    read_images,
+    read_request,
+    write_images,
+    write_observation,
+)
 from dzrobot.policies.serving.remote_policy import RemotePolicy
 
 SIZE = DROID.views[0].resolution

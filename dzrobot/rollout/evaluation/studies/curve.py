@@ -20,7 +20,7 @@ from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.comparison import Results, compare, read_results
 from dzrobot.rollout.evaluation.evaluate import EvaluationSession
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
-from dzrobot.rollout.evaluation.significance import wilson
+from dzrobot.rollout.evaluation.report import wilson
 
 CURVE_FILE = "curve.json"
 

@@ -37,8 +37,7 @@ from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.parts import load_parts
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.process import rank
-from dzrobot.training.run.encoder_cache import PromptEncoder
-from dzrobot.training.run.inputs import sample_noise
+from dzrobot.training.run.inputs import PromptEncoder, sample_noise
 from dzrobot.training.run.optimizer import is_decayed
 from lerobot_policy_dreamzero.configuration_dreamzero import LeRobotDreamZeroConfig
 from lerobot_policy_dreamzero.observations import ColumnReader
