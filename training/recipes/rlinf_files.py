@@ -1,8 +1,8 @@
 """Files of RLinf as its program reads them, and what it does where they say nothing.
 
-Of Hydra, for which they are written, only what recipes of other trainers use is known:
-``group/name@package`` beside the file, ``_self_``, and ``${section.field}``. Hydra itself is not
-needed. The rest are facts about rlinf 0.3.0.
+They are written for Hydra, which is not needed: ``group/name@package`` beside the file, ``_self_``
+and ``${section.field}`` are all that recipes of other trainers use. The rest are facts about rlinf
+0.3.0.
 
 Files of defaults are read where they lie beside a recipe; these values stand in for missing ones.
 A network that files describe is compared with the published one that they name.
