@@ -235,7 +235,7 @@ def test_cameras_see_where_the_cube_is(arm):
 
 
 def test_what_no_camera_sees_is_left_out_of_no_image(arm, monkeypatch):
-    from dzrobot.envs.emulators import views as rendered
+    from dzrobot.envs.emulators import scenes as rendered
 
     drawing, drawn = rendered.SceneDrawing(LIFT), []
     count = drawing._shapes
