@@ -34,6 +34,9 @@ PATIENCE_S = 10.0
 HINT_S = 8.0
 """Seconds after which it is said why a wait may be long."""
 
+MOVES_HZ = 4.0
+"""Times per second that a terminal is drawn; drawing takes time from the work."""
+
 EVERY_S = 30.0
 """Seconds between lines of a log."""
 
@@ -199,7 +202,10 @@ def _new_bar(console: Console) -> Progress:
         _Hint(),
     )
     # What is printed goes where it went before, into a file too.
-    return Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+    return Progress(
+        *columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty(),
+        refresh_per_second=MOVES_HZ,
+    )  # fmt: skip
 
 
 class _OfKnownWork(ProgressColumn):
@@ -210,8 +216,10 @@ class _OfKnownWork(ProgressColumn):
         self._inner = inner
 
     def render(self, task: Task) -> Text:
-        """Return the column; nothing of work whose size is not known."""
-        return Text() if task.total is None else self._inner(task)  # type: ignore[return-value]
+        """Return the column; nothing of work whose size is not known, nor of a time that is not."""
+        unknown = isinstance(self._inner, TimeRemainingColumn) and task.time_remaining is None
+        nothing = task.total is None or unknown
+        return Text() if nothing else self._inner(task)  # type: ignore[return-value]
 
 
 class _Hint(ProgressColumn):

@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 
 from dzrobot import progress
-from dzrobot.progress import HINT_S, PATIENCE_S, Lines, TimeLeft, progress_bar, waiting
+from dzrobot.progress import HINT_S, MOVES_HZ, PATIENCE_S, Lines, TimeLeft, progress_bar, waiting
 
 
 class Clock:
@@ -83,7 +83,7 @@ def test_a_terminal_sees_at_once_what_is_waited_for():
     with waiting("loading [it]", console=console_of(stream, terminal=True)):
         assert "loading [it]" in stream.getvalue()
         shown = len(stream.getvalue())
-        time.sleep(0.3)
+        time.sleep(1.5 / MOVES_HZ)
         assert len(stream.getvalue()) > shown
     # Work of unknown size has no bar that could stand still, nor a time that nobody knows.
     assert "-:--:--" not in stream.getvalue()
@@ -95,10 +95,13 @@ def test_a_terminal_is_told_why_the_first_piece_takes_long(monkeypatch):
     stream = io.StringIO()
     with progress_bar("work", console_of(stream, terminal=True), hint="it compiles") as show:
         show(3, 6)
-        time.sleep(0.3)
+        time.sleep(1.5 / MOVES_HZ)
         assert "it compiles" in stream.getvalue()
+        # How long it will take is not known yet.
+        assert "3/6" in stream.getvalue()
+        assert "-:--:--" not in stream.getvalue()
         show(4, 6)
-        time.sleep(0.3)
+        time.sleep(1.5 / MOVES_HZ)
         told = stream.getvalue().rpartition("4/6")[2]
         assert told
         assert "it compiles" not in told

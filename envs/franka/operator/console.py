@@ -97,7 +97,7 @@ class OperatorConsole:
         """Listen to the terminal, and draw."""
         self._keyboard.stops(stop)
         if self._owned:
-            self._keyboard.open()
+            self._keyboard.check()
         if self._live is None:
             self._live = Live(
                 get_renderable=self._drawn, console=self._screen, refresh_per_second=8,
@@ -105,6 +105,9 @@ class OperatorConsole:
             )  # fmt: skip
             self._live.start()
             self._warnings.attach()
+        # After the screen, as the reader of keys is a process that has to start.
+        if self._owned:
+            self._keyboard.open()
 
     def show(self, phase: ArmPhase, text: str) -> None:
         """Show what the arm is doing."""

@@ -19,6 +19,7 @@ from dzrobot.envs.franka.franka_config import (
 from dzrobot.envs.mujoco.lift_scene import ARM, FINGERS, load_model, load_mujoco
 from dzrobot.envs.panda.poses import Array
 from dzrobot.errors import MissingDependencyError, SimulatorError
+from dzrobot.progress import waiting
 
 _CHAIN = (
     ("link0",), ("link1",), ("link2",), ("link3",), ("link4",), ("link5",), ("link6",),
@@ -162,7 +163,9 @@ def collision_of(limits: LimitsConfig, *, links: bool) -> SelfCollision | None:
     """
     if limits.obstacles or (links and limits.self_collision_m > 0):
         kept = limits if links else limits.model_copy(update={"self_collision_m": 0.0})
-        return SelfCollision(kept)
+        # The first one imports the simulator, which takes seconds, before the screen is drawn.
+        with waiting("loading the shapes of the arm"):
+            return SelfCollision(kept)
     return None
 
 
