@@ -141,7 +141,9 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     try:
         # What a user writes as module:name, and what that imports, may lie in the current folder.
         with current_folder_importable():
-            return _run(program, argv, importlib.import_module(module))
+            with _loading(program):
+                command = importlib.import_module(module)
+            return _run(program, argv, command)
     except DzrobotError as error:
         _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
@@ -167,6 +169,19 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         terminated = isinstance(error, Terminated)
         _report(f"{program}: {'terminated' if terminated else 'interrupted'}")
         return TERMINATED if terminated else INTERRUPTED
+
+
+@contextlib.contextmanager
+def _loading(program: str) -> Iterator[None]:
+    """Say at a terminal that a command is being loaded: seconds on a busy machine."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    # Not at the top: a log needs none of it.
+    from dzrobot.progress import waiting
+
+    with waiting(f"loading {program}"):
+        yield
 
 
 def _place(error: BaseException) -> str:

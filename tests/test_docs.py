@@ -218,6 +218,37 @@ def test_commands_and_flags_named_in_the_text_exist(span):
     assert flags <= set(options(parser))
 
 
+def sentences(file):
+    """Yield the texts of a Python file; what is filled in at run time is {}."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = node.values
+            yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_commands_and_flags_named_in_messages_exist():
+    """Read where the package is installed: the sources of a checkout, or of a wheel."""
+    known, named = {}, 0
+    package = Path(dzrobot.__file__).parent
+    # In a checkout these are links, which are not followed.
+    linked = [package / name for name in ("envs", "policies", "training")]
+    for file in sorted({file for folder in (package, *linked) for file in folder.rglob("*.py")}):
+        for text in sentences(file):
+            for name, rest in re.findall(r"`dzrobot ([a-z][a-z0-9-]+)([^`]*)`", text):
+                assert name in cli.available(), f"{file}: dzrobot {name}"
+                if name not in known:
+                    parser = argparse.ArgumentParser(allow_abbrev=False)
+                    import_module(cli.available()[name]).add_arguments(parser)
+                    known[name] = set(options(parser)) | {"--help-all"}
+                flags = {word.partition("=")[0].rstrip(".,:;)") for word in rest.split()}
+                flags = {flag for flag in flags if re.fullmatch(r"--[a-z-]+", flag)}
+                assert flags <= known[name], f"{file}: {text}"
+                named += 1
+    assert named > 50
+
+
 def test_make_targets_exist():
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", TEXT, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import subprocess
@@ -228,6 +229,22 @@ def test_an_output_stays_where_it_was_named(tmp_path, monkeypatch):
              "0", "--max-steps", "2", "--videos", "none", "--output", "here"]  # fmt: skip
     assert cli.main(words) == 0
     assert (tmp_path / "here" / "records.jsonl").is_file()
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_is_told_that_a_command_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert cli.main(["example"]) == 0
+    assert "loading dzrobot example" in sys.stderr.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert cli.main(["example"]) == 0
+    assert sys.stderr.getvalue() == ""
 
 
 def test_a_command_may_give_its_log_another_form(monkeypatch, capsys):
