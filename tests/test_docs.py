@@ -18,7 +18,7 @@ import yaml
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-import dzrobot  # noqa: F401 (registers the ids)
+import dzrobot
 from dzrobot import cli, errors
 from dzrobot.configuration import load_config
 from dzrobot.envs.franka.franka_config import FrankaConfig
