@@ -29,11 +29,14 @@ import pyarrow.parquet as pq
 
 import dzrobot  # noqa: F401 (registers the environments)
 from dzrobot.cli import main as run_command
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.policies.base import Plan
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.fingerprint import trained_inputs
 
 VIEWS = ("video.image", "video.wrist_image")
 ROBOT = ("--embodiment", "libero_mini")
@@ -404,6 +407,21 @@ def judged(fault: Fault, found: Mapping[str, Any]) -> str:
     return "right" if len(causes) == 1 else "pair"
 
 
+def compare_first(data: Path, starts: int) -> None:
+    """Print how often the first observation of Lift is called unlike the data, by fault."""
+    robot = load_embodiment("libero_mini")
+    reader = DatasetReader(data, robot, ReaderOptions(empty="count"))
+    trained = trained_inputs([reader], robot)
+    env = lift()
+    firsts = [env.reset(seed=seed)[0] for seed in range(starts)]
+    for name, put in {"none": lambda seen: seen, **SEEN}.items():
+        began = time.perf_counter()
+        found = [trained.unlike(put(seen), robot) for seen in firsts]
+        spent = 1000 * (time.perf_counter() - began) / starts
+        words = next((one for one in found if one), [])
+        print(f"{name}: {sum(map(bool, found))} of {starts}, {spent:.1f} ms; {'; '.join(words)}")
+
+
 def main() -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -411,7 +429,14 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", nargs="*", default=None, help="names of faults")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
+    parser.add_argument(
+        "--first", type=int, metavar="STARTS",
+        help="instead: compare first observations alone, of so many starts (seconds)",
+    )  # fmt: skip
     given = parser.parse_args()
+    if given.first:
+        compare_first(given.data, given.first)
+        return
     given.output.mkdir(parents=True, exist_ok=True)
     file, began = given.output / "zero.jsonl", time.monotonic()
     lines = file.read_text().splitlines() if file.exists() else []

@@ -96,6 +96,10 @@ class Plan:
     timing: Mapping[str, float]
     """Where the time went, in milliseconds."""
 
+    clipped: float | None = None
+    """Share of the state's numbers that lie clearly beyond the policy's statistics, so that the
+    network was shown a bound in their place. None: it does not say."""
+
     @classmethod
     def of(cls, actions: NDArray[np.float32], timing: Mapping[str, float] | None = None) -> Self:
         """Return a plan of which only ``actions`` (H, A) are known, and perhaps ``timing``."""
@@ -537,6 +541,7 @@ def reads_next(offsets: Sequence[int], left: int, every: int) -> bool:
     return any(-offset >= left and (-offset - left) % every == 0 for offset in offsets)
 
 
+_WARM_UP = "warm up"
 _POSITIONS = 8
 """Most positions of a window that are tried; published ones have five or fewer."""
 
@@ -571,4 +576,9 @@ def blank(robot: Embodiment, frames: int | None) -> Observation:
         view.key: np.zeros((*stack, *view.resolution, 3), np.uint8) for view in robot.views
     }
     parts = {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
-    return {**views, **parts, robot.language: "warm up"}
+    return {**views, **parts, robot.language: _WARM_UP}
+
+
+def is_warm_up(observation: Observation, robot: Embodiment) -> bool:
+    """Return whether an observation is one of :func:`blank`, by its instruction."""
+    return bool(observation[robot.language] == _WARM_UP)

@@ -519,7 +519,14 @@ class RunnerConfig(FrozenConfig):
     """Refuse operations whose result depends on timing."""
 
     eval_interval: Positive | None = None
-    """Steps between open-loop evaluations on the held-out episodes; null: none."""
+    """Steps between open-loop evaluations on the held-out episodes, and of ``own_rows``; null:
+    none."""
+
+    own_rows: NonNegative = 24
+    """Samples that the policy is asked about after the last step, and every ``eval_interval``: of
+    the held-out episodes, or of the training data where none are. Their first actions are compared
+    with the mean action, which tells whether it does its data at all; nothing of the training
+    depends on it. 0: none."""
 
     eval_windows: Positive = 16
     """Samples of one open-loop evaluation."""

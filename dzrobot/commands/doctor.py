@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.arm import add_teleop_settings, add_workcell, workcell_arguments
@@ -86,7 +87,9 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--checkpoint", type=flags.text, help="folder or Hugging Face id")
     parser.add_argument(
-        "--policy", type=flags.text, help="instead: module:factory, a policy of your own"
+        "--policy",
+        type=flags.text,
+        help="instead: module:factory, a policy of your own, or lerobot:ID_OR_FOLDER",
     )
     parser.add_argument(
         "--dataset", type=flags.path, help="folder of what it was trained on, a LeRobot dataset"
@@ -100,6 +103,10 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         "--episodes", type=flags.whole(1, 1000), default=4, help="of the dataset, to be looked at"
     )
     parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    parser.add_argument(
+        "--page", type=flags.output, metavar="FILE",
+        help="write a page (HTML) with what was compared, side by side",
+    )  # fmt: skip
     declare_policy(parser.add_argument_group("how the policy acts"))
 
 
@@ -164,22 +171,35 @@ def _dataset(arguments: argparse.Namespace, show: Show) -> Iterable[_Line]:
 
 def _policy(arguments: argparse.Namespace) -> int:
     from dzrobot.diagnostics.policy_opening import opened_checkup
+    from dzrobot.diagnostics.policy_page import check_can_write, write_policy_page
 
-    named = arguments.checkpoint or arguments.policy or (REMOTE if arguments.server else "")
-    if not named or (arguments.checkpoint and arguments.policy):
-        raise ConfigError("give the policy once: --checkpoint PATH, or --policy module:factory")
+    served = REMOTE if arguments.server else None
+    given_as = [one for one in (arguments.checkpoint, arguments.policy, served) if one]
+    # As in `dzrobot eval`, --policy remote may stand beside its server.
+    if len(set(given_as)) != 1:
+        raise ConfigError(
+            "give the policy once: --checkpoint PATH, --policy module:factory, --policy "
+            "lerobot:ID, or --server URL"
+        )
+    named = given_as[0]
     if arguments.dataset is None and arguments.env is None:
         raise ConfigError("there is nothing to compare it with: give --dataset, --env, or both")
     spec, given = read_policy(arguments, named), flags.keywords(arguments.env_arg)
     where = (arguments.dataset, arguments.env, given, arguments.episodes)
+    if arguments.page is not None:
+        check_can_write()
     with progress_bar("plans") as show, opened_checkup(spec, *where, show) as checkup:
         lines = list(checkup.run())
+        if arguments.page is not None:
+            write_policy_page(arguments.page, checkup, lines)
     assert checkup.verdict is not None, "a checkup that is over has one"
     return _concluded(checkup.verdict, lines, as_json=arguments.json)
 
 
 def _concluded(verdict: "Verdict", lines: "list[CheckupLine]", *, as_json: bool) -> int:
     """Print what came of a policy's examination, and return the exit code."""
+    from dzrobot.diagnostics.policy_page import COLUMNS, cells
+
     code = 1 if verdict.causes else 0 if verdict.judged else 3
     if as_json:
         found = {"exit": code, **asdict(verdict), "measurements": [asdict(one) for one in lines]}
@@ -187,14 +207,10 @@ def _concluded(verdict: "Verdict", lines: "list[CheckupLine]", *, as_json: bool)
         return code
     console = Console(highlight=False)
     console.print(verdict.sentence, markup=False, soft_wrap=True)
-    table = Table("measured", "", "found", "differs", "matters", "s", "plans")
-    words = {None: "", True: "yes", False: "no"}
+    table = Table(*COLUMNS)
     for one in lines:
-        table.add_row(
-            one.step, one.what, one.found, words[one.differs], words[one.matters],
-            f"{one.seconds:.1f}", str(one.plans),
-        )  # fmt: skip
-    console.print(table, markup=False)
+        table.add_row(*map(Text, cells(one)))
+    console.print(table)
     return code
 
 

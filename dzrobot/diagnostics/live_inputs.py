@@ -1,16 +1,18 @@
 """What reaches a policy while recorded actions are repeated, beside what was recorded there."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dzrobot.diagnostics import input_variants as variants
-from dzrobot.diagnostics.input_variants import Floats, Image
+from dzrobot.diagnostics.conventions import READINGS, angle, as_stated
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.own_rows import Asked, DataRow, Recording, own_rows
 from dzrobot.embodiments.action_conventions import HandMotion
+from dzrobot.modality import input_variants as variants
+from dzrobot.modality.input_variants import Floats, Image
 from dzrobot.modality.window import Observation
 
 STEPS = (0, 8, 16)
@@ -19,6 +21,7 @@ STEPS = (0, 8, 16)
 EPISODES = 2
 
 _FEW = 1e-3
+_SAME_TURN_RAD = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,9 @@ class Compared:
 
     how: str
     """How far apart they are."""
+
+    pictures: Mapping[str, Image] = field(default_factory=dict, repr=False)
+    """Images of a view by caption: recorded, live, and the recorded one changed so that it fits."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,9 +81,17 @@ class LiveInputs:
             fit = variants.fit_images(key, recorded, live)
             words = fit.words or self._later(key)
             how = f"as it is {fit.as_is:.1f} of 255 apart, at best {fit.best:.1f}"
-            yield Compared(key=key, words=words, how=how)
+            pictures = {"recorded": recorded[0][key], "live": live[0][key]}
+            if fit.fitted is not None:
+                pictures[f"recorded, made {fit.words}"] = fit.fitted
+            yield Compared(key=key, words=words, how=how, pictures=pictures)
         yield from self._states()
         yield self._instruction()
+
+    @property
+    def states(self) -> tuple[Floats, Floats]:
+        """Return the states (N, S) of all rows that were looked at, recorded and live."""
+        return self._vectors(range(len(self.rows)))
 
     def swapped(self, asked: Asked, keys: Sequence[str]) -> float:
         """Return the plans' error with ``keys`` as they are live over that as recorded."""
@@ -133,10 +147,23 @@ class LiveInputs:
         if not self.start_known:
             deviation = deviation + np.abs(recorded - recorded.mean(0)).max(0)
             recorded, live = recorded.mean(0)[None], live.mean(0)[None]
-        fit = variants.fit_states(recorded, live, deviation, self.hand)
+        fit = variants.fit_states(recorded, live, deviation, self._rotation)
         how = f"at most {fit.deviations:.1f} deviations apart"
         for key in keys:
             yield Compared(key=key, words=fit.words, how=how)
+
+    def _rotation(self, recorded: Floats, live: Floats, wrong: NDArray[np.intp]) -> str:
+        """Return in which other form live rotations are written; empty: it is something else."""
+        hand = self.hand
+        if hand is None or not set(wrong) <= set(range(*hand.rotation.indices(live.shape[1]))):
+            return ""
+        stated = as_stated(hand)
+        asked = [stated.matrix(row[hand.rotation]) for row in recorded]
+        for reading in READINGS:
+            pairs = zip(asked, live[:, hand.rotation], strict=True)
+            if max(angle(one, reading.matrix(row)) for one, row in pairs) < _SAME_TURN_RAD:
+                return f"the rotation (numbers {variants.listed(wrong)}) is written {reading.note}"
+        return ""
 
     def _instruction(self) -> Compared:
         key = self.recording.reader.embodiment.language

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.diagnostics.acting_trials import ClippedStates, Start, Trials
+from dzrobot.diagnostics.acting_trials import Start, Trials
 from dzrobot.diagnostics.checkup import Finding, check_motion, check_success
 from dzrobot.diagnostics.conventions import UNCHANGED
-from dzrobot.diagnostics.live_inputs import EPISODES, LiveInputs
+from dzrobot.diagnostics.live_inputs import EPISODES, Compared, LiveInputs
 from dzrobot.diagnostics.motion import Bench, RecordedStart
-from dzrobot.diagnostics.own_rows import Asked, Change, DataRow, OwnRows, Recording, own_rows
+from dzrobot.diagnostics.own_rows import Asked, Change, DataRow, Recording, own_rows
 from dzrobot.diagnostics.statistics_match import StatisticsMatch, match_statistics
 from dzrobot.embodiments.spec import History
 from dzrobot.errors import ConfigError
@@ -28,7 +28,9 @@ from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.options import ActingOptions
 from dzrobot.recording.catalog import RATE_TOLERANCE
 from dzrobot.rollout.environment import EnvironmentFacts
+from dzrobot.rollout.evaluation.tables import FOREIGN
 from dzrobot.rollout.policy_spec import PolicySpec, ResolvedPolicy, load_policy
+from dzrobot.training.data.plan_errors import OwnRows
 
 ROWS = 24
 """Recorded rows that the policy is asked about."""
@@ -50,9 +52,6 @@ MENDS = 0.75
 
 STARTS = 2
 """Starts that the policy acts from."""
-
-CLIPPED = 0.1
-"""Share of state numbers outside the statistics' range from which states are others."""
 
 RECENT_FRAMES: History = "recent"
 
@@ -128,8 +127,16 @@ class PolicyCheckup:
     verdict: Verdict | None = field(default=None, init=False)
     """What came of it, after :meth:`run`."""
 
+    own: OwnRows | None = field(default=None, init=False)
+    """Plans beside recorded rows, once they were asked for."""
+
+    live: LiveInputs | None = field(default=None, init=False)
+    """What was seen while recorded actions were repeated, once they were."""
+
+    compared: list[Compared] = field(default_factory=list, init=False)
+    """The same, key by key."""
+
     _differences: list[str] = field(default_factory=list, init=False)
-    _own: OwnRows | None = field(default=None, init=False)
     _suspected: Verdict | None = field(default=None, init=False)
     _since: float = field(default_factory=time.perf_counter, init=False)
     _plans: int = field(default=0, init=False)
@@ -155,12 +162,17 @@ class PolicyCheckup:
         return self._load(self.found)
 
     def _load(self, found: ResolvedPolicy) -> Asked:
+        from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+
         policy = load_policy(found)
         if policy is None:
             raise ConfigError(
                 f"{found.spec.name} acts beside its environment and is given no observation: "
                 "there is nothing to compare"
             )
+        if isinstance(policy, DreamZeroPolicy):
+            # It is asked about rows from within episodes, and the inputs are compared here.
+            policy.first_look.skip()
         return Asked(policy, self._counted)
 
     def _counted(self) -> None:
@@ -193,7 +205,9 @@ class PolicyCheckup:
         if checkpoint is None:
             return
         statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
-        wanted = passport_for(robot, statistics, checkpoint.config)
+        wanted = replace(
+            passport_for(robot, statistics, checkpoint.config), lora_alpha=checkpoint.lora_alpha
+        )
         for what, held, other in differences(checkpoint.passport, wanted):
             yield f"{what}: trained with {str(held)[:12]}, now {str(other)[:12]}"
 
@@ -238,7 +252,7 @@ class PolicyCheckup:
             yield self._line("own rows", "", "not measured: give --dataset")
             return None
         rows = self.recording.sample(ROWS)
-        own = self._own = own_rows(self.asked, rows, self.recording.every_action)
+        own = self.own = own_rows(self.asked, rows, self.recording.every_action)
         yield self._line("own rows", "first action", own.words, differs=not own.does_its_data)
         few = rows[:: max(1, len(rows) // FEW_ROWS)]
         mended = yield from self._with_own_statistics(self.recording, few)
@@ -299,14 +313,14 @@ class PolicyCheckup:
             yield self._line("inputs", "", f"not measured: give {lacking}")
             return None
         live = LiveInputs.see(self.recording, self.episodes, self.bench, self.facts.hand)
-        found = {}
-        for one in live.compare():
+        self.live, self.compared, found = live, list(live.compare()), {}
+        for one in self.compared:
             words = f"{one.words or 'as recorded'} ({one.how})"
             yield self._line("inputs", one.key, words, differs=bool(one.words))
             if one.words:
                 found[one.key] = one.words
         self._differences += [f"{key} is live {words}" for key, words in found.items()]
-        if not found or self._own is None or not self._own.does_its_data:
+        if not found or self.own is None or not self.own.does_its_data:
             return None
         ratios = {}
         for key in found:
@@ -327,7 +341,7 @@ class PolicyCheckup:
 
     def _replay(self) -> Step:
         """Repeat the recorded actions."""
-        fails_its_data = self._own is not None and not self._own.does_its_data
+        fails_its_data = self.own is not None and not self.own.does_its_data
         if self.bench is None or not self.episodes:
             yield self._line("replay", "", "not measured: give --env and --dataset")
             return self._weights() if fails_its_data else None
@@ -369,7 +383,7 @@ class PolicyCheckup:
 
     def _weights(self) -> Verdict:
         """Return why a policy does not do its data, where nothing else explains it."""
-        own, match = self._own, self._statistics
+        own, match = self.own, self._statistics
         assert own is not None, "it was measured"
         evidence = f"on training rows it has {own.share:.2f} of the mean action's error"
         if own.otherwise:
@@ -399,12 +413,12 @@ class PolicyCheckup:
             yield self._line("acting", "", "not measured: give --env")
             return None
         trials = Trials(bench=self.bench, starts=self._starts, count=self._counted)
-        clipped = ClippedStates(self.found)
-        won, all_ = trials.won(self.asked.policy, clipped), len(self._starts)
+        won, all_ = trials.won(self.asked.policy), len(self._starts)
         yield self._line("acting", "as it is", f"{won} of {all_} starts succeed")
-        if clipped.share is not None:
-            words = f"{100 * clipped.share:.1f} % of state numbers lie outside the statistics"
-            yield self._line("acting", "clipped states", words, differs=clipped.share > CLIPPED)
+        if trials.clipped:
+            share = float(np.mean(trials.clipped))
+            words = f"{100 * share:.1f} % of state numbers lie outside the statistics"
+            yield self._line("acting", "clipped states", words, differs=share > FOREIGN)
         if 2 * won >= all_:
             harmless = "; ".join(self._differences)
             more = f"; what differs does not matter: {harmless}" if harmless else ""
@@ -455,7 +469,7 @@ class PolicyCheckup:
             return Verdict(
                 sentence="No cause in what could be measured; for the rest give "
                 f"{' and '.join(lacking)}.",
-                judged=self._own is not None,
+                judged=self.own is not None,
             )
         if self._differences:
             each = "; ".join(self._differences)

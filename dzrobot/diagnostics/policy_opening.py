@@ -21,7 +21,7 @@ from dzrobot.rollout.environment import (
     looking_at,
     step_limit,
 )
-from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
+from dzrobot.rollout.policy_spec import REMOTE, PolicySpec, refuse_local, resolve_policy
 from dzrobot.rollout.protocol import PROTOCOLS
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
@@ -48,6 +48,8 @@ def opened_checkup(  # noqa: PLR0913 - three things that may be missing
     Raises:
         DzrobotError: one of them cannot be read or made, or the environment drives an arm.
     """
+    if spec.name == REMOTE:
+        refuse_local(spec)
     facts = EnvironmentFacts() if env is None else look_at(env, None, arguments)
     if facts.moves_an_arm:
         raise ConfigError(

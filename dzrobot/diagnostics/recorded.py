@@ -19,7 +19,7 @@ from dzrobot.progress import Show
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EpisodeFacts
 from dzrobot.rollout.demonstrations.collection import PLAN_FILE
-from dzrobot.rollout.demonstrations.record import NO_START, RecordedActions
+from dzrobot.rollout.demonstrations.record import EXECUTED, NO_START, RecordedActions
 from dzrobot.rollout.environment import EnvironmentFacts, accepted, look_at, needed_robot
 from dzrobot.training.data.claims import first_frame
 from dzrobot.training.data.column_mapping import (
@@ -80,6 +80,14 @@ def load_recording(
     columns = dict.fromkeys(source.column for source in sources.values())
     widths = {name: catalog.features[name].shape[0] for name in columns}
     widths |= {"frame_index": 1} | ({START: 1} if START in catalog.features else {})
+    done = catalog.features.get(EXECUTED)
+    if done is not None:
+        if list(done.shape) != [robot.action_dim]:
+            raise DatasetError(
+                f"{catalog.root}: {EXECUTED} has shape {list(done.shape)}, and an action of "
+                f"{robot.tag} has {robot.action_dim} numbers"
+            )
+        widths[EXECUTED] = robot.action_dim
     try:
         table = read_data_file(catalog, catalog.data_file(ordinal), list(widths))
         _, rows = EpisodeRows(catalog, table).of(ordinal)
@@ -93,7 +101,8 @@ def load_recording(
         _joined(values, [sources[key] for key in keys])
         for keys in (robot.action_keys, robot.state_keys)
     )
-    return RecordedActions(action, state, start, stated.seed, stated.success)
+    executed = values.get(EXECUTED)
+    return RecordedActions(action, state, start, stated.seed, stated.success, executed)
 
 
 def _checked_start(values: Mapping[str, NDArray[np.float32]], stated: EpisodeFacts) -> int | None:
@@ -230,13 +239,15 @@ def read_episodes(
 ) -> Iterator[RecordedStart]:
     """Yield episodes by their place in the dataset; the first `LOOKED_AT` with ``images``.
 
+    Their actions are what was done, where noise was added to the recorded ones.
+
     Raises:
         DatasetError: one cannot be read, or is too short to say anything.
     """
     views = resolve(catalog, robot).views if images else {}
     for place, ordinal in enumerate(ordinals):
         number = int(catalog.episodes.index[ordinal])
-        recording = load_recording(catalog, number, robot)
+        recording = load_recording(catalog, number, robot).to_repeat
         if len(recording.actions) < 2:
             raise DatasetError(f"{catalog.root}: episode {number} has a single row; delete it")
         seen = _first_images(catalog, views, ordinal) if place < LOOKED_AT else {}
@@ -254,8 +265,10 @@ def _rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> Iterator[Finding]
 
 
 def noise_of(catalog: DatasetCatalog) -> float:
-    """Return the noise on executed actions, where the dataset was collected by this package."""
+    """Return the noise on what was executed, where the dataset holds only actions without it."""
     path = catalog.root / PLAN_FILE
+    if EXECUTED in catalog.features:
+        return 0.0
     return read_json(path, _Collected, DatasetError).noise if path.exists() else 0.0
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.diagnostics.input_variants import Floats
 from dzrobot.embodiments.spec import Embodiment, Part
+from dzrobot.modality.input_variants import Floats
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.training.data.dataset import DatasetReader

@@ -24,6 +24,9 @@ from dzrobot.modality.window import Window, array, check_keys, prompt_of, rows
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
+BEYOND = 0.1
+"""Share of the statistics' width beyond which a state number counts as outside."""
+
 
 @dataclass(frozen=True)
 class _Scale:
@@ -49,7 +52,7 @@ class _Scale:
         Args:
             values: ``(..., n, dim)``: the first n steps of a block, or whole blocks.
         """
-        low, high = self._along(values)
+        low, high = self.along(values)
         constant = low == high
         width = np.where(constant, np.float32(1), high - low)
         scaled = np.float32(2) * (values - low) / width - np.float32(1)
@@ -58,11 +61,12 @@ class _Scale:
 
     def restore(self, values: Floats) -> Floats:
         """Map [-1, 1] to ``[low, high]``, without clipping; steps as of :meth:`normalize`."""
-        low, high = self._along(values)
+        low, high = self.along(values)
         half = (values + np.float32(1)) / np.float32(2)
         return half * (high - low) + low
 
-    def _along(self, values: Floats) -> tuple[Floats, Floats]:
+    def along(self, values: Floats) -> tuple[Floats, Floats]:
+        """Return both bounds; rows for those of ``values`` if steps have their own."""
         if self.low.ndim == 1:
             return self.low, self.high
         steps = values.shape[-2]
@@ -108,6 +112,16 @@ class Vectors:
         count = len(next(iter(raw.values())))
         parts = [self._normalized(part, raw[part.key]) for part in self._embodiment.state_vector]
         return _pad(np.concatenate([np.zeros((count, 0), np.float32), *parts], 1), MAX_STATE_DIM)
+
+    def outside(self, state: Mapping[str, object]) -> float | None:
+        """Return which share of the newest state's numbers lie beyond; see `Pipeline.outside`."""
+        beyond: list[Bools] = []
+        for part in self._embodiment.state:
+            scale, values = self._scales[part.key], rows(state, part)[-1:]
+            low, high = scale.along(values)
+            beyond.append((np.abs(scale.normalize(values)) > 1 + 2 * BEYOND)[:, low != high])
+        numbers = np.concatenate(beyond, axis=None) if beyond else np.zeros(0, bool)
+        return float(numbers.mean()) if len(numbers) else None
 
     def encode_conditions(self, window: Mapping[str, object]) -> dict[str, Floats]:
         """Return the normalized state parts with an encoder by key, each ``(S, dim)``."""
@@ -322,6 +336,21 @@ class Pipeline:
             encoded["action_mask"] = torch.from_numpy(action_mask)
             encoded["has_real_action"] = torch.tensor(recorded)
         return encoded
+
+    def outside(self, state: Mapping[str, object]) -> float | None:
+        """Return which share of a state's numbers lie clearly beyond their statistics.
+
+        That is more than :data:`BEYOND` of the width outside. The network is shown the bound
+        instead, so that a state in other units looks sane to it. Numbers that never varied in the
+        training data do not count.
+
+        Args:
+            state: Raw state by key, ``(rows, dim)``; the last row counts.
+
+        Returns:
+            None where no number has a width.
+        """
+        return self._vectors.outside(state)
 
     def encode_video(
         self,

@@ -115,6 +115,11 @@ class Actor:
         """Return the times of those actions of this episode for which a plan was made."""
         return ()
 
+    @property
+    def clipped(self) -> float | None:
+        """Return the mean of :attr:`Plan.clipped` over the episode's plans; None: it is unknown."""
+        return None
+
     def note(self, spent_ms: float) -> None:
         """Take in how long an action took that was chosen for several actors together."""
 
@@ -133,6 +138,7 @@ class PolicyActor(Actor):
     """Number of the episode for keyed noise; None: the policy counts."""
 
     _plan_ms: list[float] = field(default_factory=list, init=False)
+    _clipped: list[float] = field(default_factory=list, init=False)
     _plan: Plan | None = field(default=None, init=False)
 
     @property
@@ -140,10 +146,15 @@ class PolicyActor(Actor):
         """Return the times of those actions of this episode for which a plan was made."""
         return self._plan_ms
 
+    @property
+    def clipped(self) -> float | None:
+        """Return the mean of :attr:`Plan.clipped` over the episode's plans; None: it is unknown."""
+        return float(np.mean(self._clipped)) if self._clipped else None
+
     def begin(self, env: Any) -> None:
         """Start a new episode in the session."""
         self.policy.reset(self.session, episode=self.noise_key)
-        self._plan_ms, self._plan = [], None
+        self._plan_ms, self._clipped, self._plan = [], [], None
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
@@ -159,6 +170,8 @@ class PolicyActor(Actor):
         if plan is not self._plan:
             self._plan = plan
             self._plan_ms.append(spent_ms)
+            if plan is not None and plan.clipped is not None:
+                self._clipped.append(plan.clipped)
 
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
@@ -252,6 +265,10 @@ class EpisodeResult:
     measures: Measures | None = None
     """Timing of an episode in which time passes while the policy thinks."""
 
+    clipped: float | None = None
+    """Share of state numbers, over its plans, that lie clearly beyond the policy's statistics; None
+    where the policy does not say."""
+
 
 @dataclass
 class _Clock:
@@ -343,6 +360,7 @@ def run_episode(
         wall_s=round(time.perf_counter() - began, 3),
         robot=info.get("robot"),
         measures=actor.measures(),
+        clipped=actor.clipped,
     )
 
 

@@ -1,6 +1,6 @@
 """The policy of an evaluation: from the name a user writes to something that acts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 REMOTE = "remote"
 LEROBOT = "lerobot:"
 """Prefix of names of LeRobot's policies."""
+
+_ACTING = ("execute", "dit_steps", "solver_steps", "solver", "cfg_scale", "video", "seed")
+"""What a checkpoint's actions depend on beyond history and noise, which protocols name."""
 
 BUNDLED = ""
 """Name of the policy that comes with the package."""
@@ -190,6 +193,60 @@ class ResolvedPolicy:
         """How a checkpoint's policy acts, with nothing left open."""
         distilled = None if self.checkpoint is None else self.checkpoint.passport.distilled_steps
         return self.spec.for_robot(self.robot, distilled)
+
+    def departures(self, *, timed: bool) -> Iterator[str]:
+        """Yield how a checkpoint acts otherwise than it does where nothing is said.
+
+        Args:
+            timed: Whether something else decides how many rows of a plan are executed.
+        """
+        spec = self.spec
+        if self.checkpoint is None:
+            return
+        from dzrobot.policies.dreamzero import bundled
+
+        own, plain = bundled.scored_with(spec.name), PolicySpec()
+        unsaid = {name: own.get(name, vars(plain)[name]) for name in _ACTING}
+        usual = vars(replace(self, spec=replace(spec, **unsaid)).acting)
+        for name in _ACTING:
+            given = vars(self.acting)[name]
+            if given != usual[name] and not (name == "execute" and timed):
+                yield f"{name.replace('_', ' ')} {given}, not {usual[name]}"
+        dtype = "float32" if spec.device == "cpu" else "bfloat16"
+        if spec.dtype not in (None, dtype):
+            yield f"dtype {spec.dtype}, not {dtype}"
+        if spec.quantize is not None:
+            yield f"quantize {spec.quantize}"
+
+    def unlike_training(
+        self, env: str, control_hz: float | None, arguments: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield what an environment says of itself that the training data say otherwise.
+
+        Args:
+            env: Its name.
+            control_hz: Actions that it takes per second. None: it does not say.
+            arguments: What it is made with.
+        """
+        own = {} if self.checkpoint is None else self.checkpoint.passport.embodiments
+        trained = own[self.robot.tag].inputs if self.robot.tag in own else None
+        if trained is None:
+            return
+        from dzrobot.recording.catalog import RATE_TOLERANCE
+
+        settles = arguments.get("settle_steps")
+        if None not in (settles, trained.settle_steps) and settles != trained.settle_steps:
+            yield (
+                f"WARNING: {env} settles for {settles} steps before an episode; in the training "
+                f"data it was {trained.settle_steps}."
+            )
+        # Published LIBERO sets say half their rate: one that agrees is enough.
+        hz, rates = control_hz, (trained.fps, self.robot.timing.control_hz)
+        if hz is not None and all(abs(hz - one) > RATE_TOLERANCE * one for one in rates):
+            yield (
+                f"WARNING: {env} takes {hz:g} actions per second; the training data have "
+                f"{trained.fps:g} rows per second."
+            )
 
     def card(self, policy: Any) -> dict[str, Any]:
         """Return what its actions depend on.

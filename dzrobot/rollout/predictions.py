@@ -163,6 +163,11 @@ class PredictingActor(Actor):
         """Return the times of those actions of this episode for which a plan was made."""
         return self.inner.plan_ms
 
+    @property
+    def clipped(self) -> float | None:
+        """Return the share of state numbers beyond the policy's statistics; None: it is unknown."""
+        return self.inner.clipped
+
     def begin(self, env: Any) -> None:
         """Start a new episode in the session."""
         self.inner.begin(env)

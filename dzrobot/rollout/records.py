@@ -101,6 +101,9 @@ class Record:
     measures: Measures | None = None
     """Timing of an episode in which time passes while the policy thinks."""
 
+    clipped: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
+    """Share of state numbers beyond the policy's statistics; earlier versions did not say."""
+
     error: str | None
     """What was raised; such an episode is neither success nor failure, and is run again."""
 
@@ -157,10 +160,11 @@ class Record:
     def result(self) -> dict[str, Any]:
         """Return what does not differ from run to run: all but times, video, code, the robot's own.
 
-        Nor the failure class: an earlier version of the same environment did not say it.
+        Nor what earlier versions did not say: the failure class, clipped states.
         """
         other = (
             "policy_ms", "plan_ms", "env_ms", "wall_s", "video", "robot", "failure_class", "code",
+            "clipped",
         )  # fmt: skip
         return {name: value for name, value in asdict(self).items() if name not in other}
 

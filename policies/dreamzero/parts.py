@@ -25,6 +25,7 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     passport_for,
     recorded_robots,
 )
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
 from dzrobot.policies.dreamzero.network.dit import CausalDiT
 from dzrobot.policies.dreamzero.network.prompt import (
     DEFAULT_TOKENIZER,
@@ -71,6 +72,9 @@ class PolicyParts:
     distilled_steps: int | None = None
     """Solver steps that the network was distilled for; None: it was not."""
 
+    inputs: TrainedInputs | None = None
+    """What training showed it, in small; None: that was not kept."""
+
 
 def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     path_or_repo: str | Path | Checkpoint,
@@ -95,8 +99,11 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
     shorter = trained_horizon == robot.timing.action_horizon
     check_compatible(robot, checkpoint.config, shorter=shorter)
     statistics = Statistics.from_metadata(checkpoint.metadata_file, robot)
-    wanted = passport_for(robot, statistics, checkpoint.config)
+    wanted = replace(
+        passport_for(robot, statistics, checkpoint.config), lora_alpha=checkpoint.lora_alpha
+    )
     check_passport(checkpoint.passport, wanted, str(checkpoint.path))
+    trained = checkpoint.passport.embodiments.get(robot.tag)
     prompts = _tokenizer(checkpoint, tokenizer)
     if checkpoint.passport.tokenizer is not None:
         wanted = replace(wanted, tokenizer=prompts.fingerprint)
@@ -125,6 +132,7 @@ def load_parts(  # noqa: PLR0913 - those of DreamZeroPolicy.from_pretrained
         trained_delay=checkpoint.passport.rtc_training_max_delay or 0,
         trained_video=checkpoint.passport.action_only_video or "full",
         distilled_steps=checkpoint.passport.distilled_steps,
+        inputs=None if trained is None else trained.inputs,
     )
 
 

@@ -38,6 +38,7 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import FirstLook
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.imagined import ImaginedVideo
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
@@ -130,6 +131,8 @@ class DreamZeroPolicy(Policy):
         self._episodes: dict[str, SessionState] = {}
         self._evicted: set[str] = set()
         self._unreset_told = False
+        self.first_look: FirstLook = FirstLook(parts.inputs)
+        """Compares the first observation with the training data."""
 
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - the one call users write
@@ -506,6 +509,7 @@ class DreamZeroPolicy(Policy):
             )
             for name, observation in zip(names, given, strict=True)
         ]
+        self.first_look.see(frames[0][0], self.embodiment)
         for name, seen in zip(names, frames, strict=True):
             if name not in new:
                 self._tell_of_instruction(name, seen[-1])
@@ -595,9 +599,12 @@ class DreamZeroPolicy(Policy):
         marks |= {"decode_ms": (generated, done), "total_ms": (began, done)}
         timing = {name: 1000 * (stop - start) for name, (start, stop) in marks.items()}
         plans = [
-            Plan(actions=actions, targets=targets, normalized=normalized, timing=timing)
-            for actions, targets, normalized in decoded
-        ]
+            Plan(
+                actions=actions, targets=targets, normalized=normalized, timing=timing,
+                clipped=self._pipeline.outside(ticket.window),
+            )
+            for ticket, (actions, targets, normalized) in zip(tickets, decoded, strict=True)
+        ]  # fmt: skip
         for ticket, plan in zip(tickets, plans, strict=True):
             ticket.episode.last_plan = plan
         return plans

@@ -70,6 +70,14 @@ def test_the_clean_action_is_recorded_and_a_noisy_one_done(tmp_path):
     for name, noise in (("clean", None), ("noisy", 0.3)):
         (facts,) = episode_facts(tmp_path / name).values()
         assert facts.model_extra.get("noise") == noise
+    # What was done is kept beside it, where it is another action.
+    robot = load_embodiment("franka_pnp")
+    assert load_recording(tmp_path / "clean", 0, robot).executed is None
+    recording = load_recording(tmp_path / "noisy", 0, robot)
+    done = recording.executed
+    assert np.abs(done[:, :6] - WANTED[:6]).std() > 0.05
+    np.testing.assert_array_equal(done[:, 6], WANTED[6])
+    np.testing.assert_array_equal(recording.to_repeat.actions, done)
     # Keyed by the seed of the start.
     np.testing.assert_array_equal(noisy, again)
     assert record(tmp_path / "other", "--noise", "0.3", "--seed", "7") == 0

@@ -28,9 +28,23 @@ def read(root):
     return dataset, items
 
 
+def policy_features(features):
+    """Return what LeRobot's policies are given of a dataset, by its own rule."""
+    try:
+        module = importlib.import_module("lerobot.utils.feature_utils")
+        rule = module.dataset_to_policy_features
+    except (ImportError, AttributeError):
+        # Before 0.5.
+        rule = importlib.import_module("lerobot.datasets.utils").dataset_to_policy_features
+    return rule(features)
+
+
 def action_open(root, results):
     """Read all, and keep what was read for a comparison."""
     dataset, items = read(root)
+    theirs = set(policy_features(dataset.meta.features))
+    assert "executed_action" in dataset.meta.features
+    assert theirs == {"observation.state", "action", *dataset.meta.camera_keys}, theirs
     columns = {"episode": [int(item["episode_index"]) for item in items]}
     for name in ("observation.state", "action", *dataset.meta.camera_keys):
         columns[name] = np.stack([item[name].numpy() for item in items])

@@ -140,6 +140,18 @@ def test_batches_of_chunks_use_their_own_state():
     assert set(decoded["action.joint_position"][1].ravel()) == {3.0}
 
 
+def test_numbers_clearly_beyond_the_statistics_are_counted():
+    """A tenth of the width is let pass, constant numbers do not count, and the last row does."""
+    pipeline = bounded(LIBERO, -2.0, 6.0)
+    inside, beyond = np.full(8, 6.7, np.float32), np.full(8, 6.9, np.float32)
+    assert pipeline.outside({"state.state": inside[None]}) == 0
+    assert pipeline.outside({"state.state": (4 - beyond)[None]}) == 1
+    assert pipeline.outside({"state.state": np.stack([beyond, inside])}) == 0
+    some = np.concatenate([beyond[:2], inside[:6]])
+    assert pipeline.outside({"state.state": some[None]}) == 0.25
+    assert bounded(LIBERO, 0.5, 0.5).outside({"state.state": beyond[None]}) is None
+
+
 def test_a_constant_number_passes_through_and_is_clipped():
     pipeline = bounded(LIBERO, 0.5, 0.5)
     state = np.asarray([[0.5, 0.25, -0.5, 3, -3, 0, 1, -1]], np.float32)

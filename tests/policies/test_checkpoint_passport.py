@@ -1,8 +1,10 @@
 """A checkpoint is compared with what it is asked to do."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,6 +14,7 @@ from dzrobot.embodiments.spec import Part
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import CheckpointError, DzrobotError, StatisticsError
 from dzrobot.modality.stats import Statistics
+from dzrobot.policies.base import walk_window
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import (
     PASSPORT_FILE,
@@ -21,6 +24,12 @@ from dzrobot.policies.dreamzero.checkpoints.passport import (
     passport_for,
     read_passport,
     write_passport,
+)
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import (
+    FirstImages,
+    StateRange,
+    TrainedInputs,
+    in_small,
 )
 from dzrobot.policies.dreamzero.network.config import preset
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -276,3 +285,143 @@ def test_an_embodiment_of_ones_own(tmp_path, libero):
     (folder / PASSPORT_FILE).write_text(json.dumps(passport))
     with pytest.raises(CheckpointError, match=r"does not describe it.*embodiment='module:NAME'"):
         load(folder, None)
+
+
+LIBERO = EMBODIMENTS["libero_sim"]
+TASK = "put the red cup on the plate"
+TURNED = {
+    "upside down": lambda image: image[::-1],
+    "mirrored": lambda image: image[:, ::-1],
+    "turned by 180 degrees": lambda image: image[::-1, ::-1],
+    "turned by 90 degrees to the left": np.rot90,
+    "with red and blue exchanged": lambda image: image[..., ::-1],
+    "one color throughout": np.zeros_like,
+    "cropped": lambda image: cv2.resize(image[26:230, 26:230], (256, 256)),
+    "letterboxed": lambda image: cv2.copyMakeBorder(
+        cv2.resize(image, (256, 192)), 32, 32, 0, 0, cv2.BORDER_CONSTANT
+    ),
+}
+UNITS = {
+    "1000 times": lambda state: state * np.float32(1000),
+    "in degrees, not radians": lambda state: state * np.float32(180 / np.pi),
+    "recorded 5": lambda state: state[[0, 1, 2, 5, 4, 3, 6, 7]],
+    "0 throughout": np.zeros_like,
+}
+
+
+def scene(number):
+    """Return what a robot sees first: the same room, things and hand at other places."""
+    room = np.random.default_rng(1).integers(40, 216, (8, 8, 3)).astype(np.uint8)
+    rng = np.random.default_rng([2, number])
+    seen = {LIBERO.language: TASK}
+    for key, turn in zip(LIBERO.video_keys, (0, 2), strict=True):
+        image = np.kron(np.roll(room, turn, 1), np.ones((32, 32, 1), np.uint8))
+        row, column = rng.integers(0, 220, 2)
+        image[row : row + 30, column : column + 30] = (200, 30, 30)
+        seen[key] = image
+    pose = [-0.1, 0.02, 1.2, 3.1, -0.3, 1.4, 0.04, -0.04]
+    seen["state.state"] = (pose + rng.normal(0, 0.02, 8)).astype(np.float32)
+    return seen
+
+
+def inputs(episodes, **changes):
+    """Return what a passport holds of so many recordings of the scene."""
+    first = [scene(number) for number in range(episodes)]
+    state = np.stack([one["state.state"] for one in first])
+    moved = np.concatenate([state + delta for delta in (-0.1, 0, 0.1)])
+    given = {
+        "instructions": (TASK,), "tasks": 1, "fps": 20.0,
+        "images": {
+            key: FirstImages.of(np.stack([in_small(one[key]) for one in first]))
+            for key in LIBERO.video_keys
+        },
+        "states": {"state.state": StateRange.of(moved, state)},
+    }  # fmt: skip
+    return TrainedInputs(**given | changes)
+
+
+@pytest.mark.parametrize("episodes", [2, 5, 20])
+def test_a_scene_like_the_trained_ones_is_not_unlike_them(episodes):
+    trained = inputs(episodes)
+    found = [trained.unlike(scene(100 + number), LIBERO) for number in range(30)]
+    assert not [one for one in found if one]
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_first_image_says_how_it_was_turned(name):
+    view, other = LIBERO.video_keys
+    seen = scene(100)
+    changed = {**seen, view: np.ascontiguousarray(TURNED[name](seen[view]))}
+    [found] = inputs(5).unlike(changed, LIBERO)
+    assert found.startswith(f"{view} is ")
+    assert name in found
+    exchanged = {**seen, view: seen[other], other: seen[view]}
+    assert len(inputs(5).unlike(exchanged, LIBERO)) == 2
+    assert f"what was recorded as {other}" in inputs(5).unlike(exchanged, LIBERO)[0]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_first_state_says_what_it_is(name):
+    seen = scene(100)
+    [found] = inputs(5).unlike({**seen, "state.state": UNITS[name](seen["state.state"])}, LIBERO)
+    assert found.startswith("state.state: ")
+    assert name in found
+
+
+def test_a_state_elsewhere_is_not_called_another_unit():
+    seen = scene(100)
+    seen["state.state"][1] = 0.3
+    [found] = inputs(5).unlike(seen, LIBERO)
+    assert found == "state.state: number 1 differs, and nothing that was tried explains it"
+
+
+def test_an_instruction_that_was_not_trained_is_told():
+    seen = {**scene(100), LIBERO.language: "close the drawer"}
+    [found] = inputs(5).unlike(seen, LIBERO)
+    assert found == (
+        f"the instruction 'close the drawer' is not the one that it was trained on, {TASK!r}"
+    )
+    [found] = inputs(5, instructions=(TASK, "b"), tasks=2).unlike(seen, LIBERO)
+    assert found.endswith("none of the 2 that it was trained on")
+    # Spelled otherwise, or where not all are kept, nothing is known to be wrong.
+    spelled = {**seen, LIBERO.language: f"{TASK.upper()}."}
+    assert inputs(5).unlike(spelled, LIBERO) == []
+    assert inputs(5, tasks=65).unlike(seen, LIBERO) == []
+
+
+def test_a_policy_says_once_what_its_first_observation_has_that_training_had_not(tmp_path, caplog):
+    folder = write_tiny_checkpoint(tmp_path / "c", LIBERO, TinyOptions(with_passport=True))
+    seen = scene(100)
+    turned = {**seen, **{key: seen[key][::-1].copy() for key in LIBERO.video_keys}}
+
+    def first(observation):
+        policy = load(folder, LIBERO)
+        caplog.clear()
+        for _ in walk_window(policy, "warm-up"):
+            pass
+        for session in "ab":
+            policy.reset(session)
+            policy.act(observation, session=session)
+        return [one.message for one in caplog.records if "unlike" in one.message]
+
+    # Checkpoints of before say nothing.
+    assert first(turned) == []
+    passport = read_passport(folder)
+    trained = replace(passport.embodiments[LIBERO.tag], inputs=inputs(5))
+    write_passport(folder, replace(passport, embodiments={LIBERO.tag: trained}))
+    assert read_passport(folder).embodiments[LIBERO.tag].inputs == inputs(5)
+    assert first(seen) == []
+    [said] = first(turned)
+    assert all(f"{key} is upside down" in said for key in LIBERO.video_keys)
+
+
+@pytest.mark.parametrize("text", ["AAAA", "not base64!"])
+def test_a_damaged_mean_image_is_refused(tmp_path, text):
+    folder = write_tiny_checkpoint(tmp_path / "c", LIBERO, TinyOptions(with_passport=True))
+    passport = json.loads((folder / PASSPORT_FILE).read_text())
+    kept = json.loads(json.dumps(asdict(inputs(2))))
+    kept["images"][LIBERO.video_keys[0]]["mean"] = text
+    passport["embodiments"][LIBERO.tag]["inputs"] = kept
+    (folder / PASSPORT_FILE).write_text(json.dumps(passport))
+    with pytest.raises(CheckpointError, match="a mean image"):
+        read_passport(folder)

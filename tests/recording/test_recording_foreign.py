@@ -42,6 +42,7 @@ FACTS_OF_SENSORS = {
     "timestamp.video.camera", "timestamp.video.wrist_camera",
     "sensor.frame_number.video.camera", "sensor.frame_number.video.wrist_camera",
 }  # fmt: skip
+PNP = load_embodiment("franka_pnp")
 SCRIPT = Path(__file__).parents[1] / "lerobot" / "in_lerobot.py"
 
 
@@ -54,6 +55,7 @@ def arm(tmp_path_factory):
         made = folder / f"{version}-{video}"
         words = ["record", "--env", "dzrobot/Franka-PnP-v0", "--workcell", "fake"]
         words += ["--policy", "hold", "--attempts", "3", "--keep-failures", "--max-steps", "10"]
+        words += ["--noise", "0.05"]
         words += ["--video"] if video else []
         if not made.exists():
             assert cli.main([*words, "--version", version, "--output", str(made)]) in (0, 1)
@@ -69,6 +71,10 @@ def test_what_others_read(arm):
         assert ("image" in name) == (feature["dtype"] in ("image", "video")), name
     beside = {name for name in info["features"] if name.startswith(("timestamp.", "sensor."))}
     assert beside == FACTS_OF_SENSORS
+    # What was done beside what was chosen: LeRobot's policies take it for neither of theirs.
+    assert info["features"]["executed_action"]["shape"] == info["features"]["action"]["shape"]
+    theirs = {name for name in info["features"] if name.startswith(("action", "observation"))}
+    assert theirs == {view.feature for view in PNP.views} | {"observation.state", "action"}
     assert type(info["fps"]) is int
     names = pq.read_schema(made / "meta/episodes/chunk-000/file-000.parquet").names
     known = ("episode_index", "tasks", "length", "dataset_", "data/", "videos/", "meta/", "stats/")

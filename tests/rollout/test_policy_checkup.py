@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import threading
+from functools import partial
+from html.parser import HTMLParser
 
 import gymnasium as gym
 import numpy as np
@@ -11,12 +14,16 @@ import pytest
 
 import dzrobot  # noqa: F401
 from dzrobot.cli import main
-from dzrobot.diagnostics.input_variants import fit_images, fit_states
+from dzrobot.commands.serve_env import make_hosted
 from dzrobot.diagnostics.statistics_match import match_statistics
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions
+from dzrobot.modality.input_variants import fit_images, fit_states
 from dzrobot.policies.base import Abilities, Plan, Policy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.serving.endpoint import ServeOptions
+from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
 from dzrobot.rollout.protocol import EpisodeRules
@@ -36,7 +43,7 @@ class Looking(Policy):
     @property
     def can(self):
         """Return that it plans."""
-        return Abilities(plans=True)
+        return Abilities(plans=True, serves=True)
 
     def plan(self, asks):
         """Return the same step eight times."""
@@ -245,6 +252,73 @@ def test_the_mode_of_foreign_statistics_is_named(data, tmp_path, low, high, word
     assert match_statistics(open_checkpoint(folder), reader).mode == words
 
 
+def test_a_policy_behind_a_server_is_examined_like_one_of_this_process(capsys, data):
+    """What reaches it through the server: a fault there is named as well."""
+    options = ServeOptions(port=0, array_port=None)
+    for served, code, words in ((Looking(), 0, "2 of 2 starts"), (Mirrored(), 1, "action[0]")):
+        with in_background(PolicyServer(served, options, card={"who": "test"})) as server:
+            address = f"ws://127.0.0.1:{server.ports[0]}"
+            where = ["--env", f"{HERE}:point", "--dataset", data, "--server", address]
+            found = asked(capsys, *where)
+            assert (found["exit"], words in found["sentence"]) == (code, True), found["sentence"]
+            if code:
+                continue
+            words = ["doctor", "policy", *map(str, where), "--policy-seed", "3"]
+            assert main([*words, "--embodiment", "libero_mini"]) == 2
+            assert "--policy-seed: the server decides" in capsys.readouterr().err
+
+
+def test_a_served_environment_is_examined_like_one_of_this_process(capsys, data):
+    maker = partial(make_hosted, f"{HERE}:point", {"fault": "upside down"})
+    server = EnvServer(maker, EnvServerOptions(port=0))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        where = ["--env", "dzrobot/remote-v0"]
+        where += ["--env-arg", f"server=ws://127.0.0.1:{server.port}"]
+        found = asked(capsys, "--policy", f"{HERE}:looking", "--dataset", data, *where)
+    finally:
+        server.stop()
+        thread.join()
+    assert found["exit"] == 1
+    assert "video.image is live upside down" in found["causes"][0]
+
+
+class _Page(HTMLParser):
+    """Collects the captions, headings and pictures of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.pictures = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "img":
+            self.pictures.append(dict(attrs))
+
+    def handle_data(self, data):
+        if data.strip():
+            self.words.append(data.strip())
+
+
+def test_the_page_shows_what_was_compared(capsys, data, tmp_path):
+    file = tmp_path / "why.html"
+    where = ["--env", f"{HERE}:point", "--env-arg", "fault='upside down'", "--page", file]
+    found = asked(capsys, "--policy", f"{HERE}:looking", "--dataset", data, *where)
+    page = _Page(file.read_text())
+    assert found["sentence"] in page.words
+    for key in ROBOT.video_keys:
+        captions = [one["alt"] for one in page.pictures if one["alt"].startswith(f"{key}, ")]
+        assert captions[:2] == [f"{key}, recorded", f"{key}, live"]
+    shown = {one["alt"]: one["src"] for one in page.pictures}
+    # What fits is what is live.
+    fitted = shown["video.image, recorded, made upside down"]
+    assert fitted == shown["video.image, live"] != shown["video.image, recorded"]
+    assert page.tags.count("svg") == 8 + 7
+    assert page.tags.count("tr") == 1 + len(found["measurements"])
+
+
 CHANGED = {
     "upside down": lambda image: image[::-1],
     "red and blue": lambda image: image[..., ::-1],
@@ -273,5 +347,5 @@ def test_what_a_live_image_is_is_told_from_what_it_is_not(name):
 def test_numbers_of_a_state_that_are_exchanged_are_told():
     rows = np.random.default_rng(0).normal(size=(5, 8))
     live = rows[:, [0, 1, 2, 3, 4, 5, 7, 6]]
-    words = fit_states(rows, live, np.ones(8), None).words
-    assert words == "number 6 hold recorded 7; number 7 hold recorded 6"
+    words = fit_states(rows, live, np.ones(8)).words
+    assert words == "number 6 holds recorded 7; number 7 holds recorded 6"

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from dzrobot.diagnostics.recorded import load_recording, noise_of
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError, DatasetError, ProtocolError, UnknownNameError
-from dzrobot.recording.catalog import episode_facts
+from dzrobot.recording.catalog import DatasetCatalog, episode_facts
 from dzrobot.recording.formats import ATTEMPTS
 from dzrobot.recording.lists import lost_attempts
 from dzrobot.rollout.demonstrations import collection
@@ -25,7 +26,7 @@ from dzrobot.rollout.demonstrations.collection import (
     collect,
     run_attempt,
 )
-from dzrobot.rollout.demonstrations.record import NoisyActions
+from dzrobot.rollout.demonstrations.record import NoisyActions, replay
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
 ROBOT = load_embodiment("libero_mini")
@@ -89,6 +90,27 @@ def points(policies, tmp_path_factory):
     return root
 
 
+def test_what_was_done_is_kept_where_noise_was_added_and_leads_to_the_same_states(points):
+    """Also in a sense of its own: what was chosen, repeated, leads elsewhere."""
+    catalog = DatasetCatalog.open(points)
+    assert noise_of(catalog) == 0
+    for number in catalog.episodes.index.tolist():
+        recording = load_recording(catalog, number, ROBOT)
+        env = gym.make("dzrobot/point-v0", resolution=128, disable_env_checker=True)
+        outcome, states = replay(env, recording, ROBOT)
+        assert outcome.success
+        np.testing.assert_array_equal(states[:-1], recording.states)
+        _, other = replay(env, replace(recording, executed=None), ROBOT)
+        assert np.abs(other[:-1] - recording.states[: len(other) - 1]).max() > 0.1
+
+
+def test_without_noise_nothing_is_kept_beside_the_action(policies, tmp_path):
+    collect(replace(POINT, noise=0.0, episodes=1), tmp_path / "set")
+    catalog = DatasetCatalog.open(tmp_path / "set")
+    assert "executed_action" not in catalog.features
+    assert load_recording(catalog, 0, ROBOT).executed is None
+
+
 @pytest.mark.parametrize("given", [None, 64])
 def test_images_have_the_size_of_the_robot_that_is_named_unless_another_is_given(tmp_path, given):
     tag, arguments = ROBOT.tag, {}
@@ -121,8 +143,9 @@ def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
     assert again.outcome.success
     rows = pq.read_table(max(lifts.rglob("episode_*.parquet"))).to_pylist()
     view = ROBOT.views[0]
-    for row, (observation, action) in zip(rows, again.frames, strict=True):
+    for row, (observation, action, beside) in zip(rows, again.frames, strict=True):
         np.testing.assert_array_equal(row["action"], action)
+        np.testing.assert_array_equal(row["executed_action"], beside["executed_action"])
         np.testing.assert_array_equal(row["observation.state"], observation["state.state"])
         image = Image.open(io.BytesIO(row[view.feature]["bytes"]))
         np.testing.assert_array_equal(image, observation[view.key])

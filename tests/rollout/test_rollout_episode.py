@@ -75,7 +75,8 @@ class Planner(Steer):
     def act(self, obs, *, session="default"):
         if len(self.actions) % 3 == 0:
             rows = np.zeros((3, 2), np.float32)
-            self.plan = Plan(actions=rows, targets=rows, normalized=rows, timing={})
+            share = None if self.plan is None else 0.5
+            self.plan = Plan(actions=rows, targets=rows, normalized=rows, timing={}, clipped=share)
         return super().act(obs, session=session)
 
     def last_plan(self, session):
@@ -87,7 +88,10 @@ def test_plans_are_timed_apart_from_the_actions_that_were_there_already():
     outcome = run_episode(point(task_id=1), actor, EpisodeRules(seed=3))
     assert len(actor.plan_ms) == -(-outcome.steps // 3)
     assert outcome.plan_ms == percentiles(actor.plan_ms)
-    assert run_episode(point(), Steer(), EpisodeRules(seed=3)).plan_ms is None
+    # The first plan does not say it.
+    assert outcome.clipped == actor.clipped == 0.5
+    plain = run_episode(point(), Steer(), EpisodeRules(seed=3))
+    assert (plain.plan_ms, plain.clipped) == (None, None)
 
 
 class Saying(gym.Wrapper):

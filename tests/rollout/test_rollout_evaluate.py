@@ -255,12 +255,37 @@ def test_a_history_that_is_not_the_protocols_or_the_robots_is_said(of_protocol, 
     assert card["changes"] == said
 
 
-@pytest.mark.parametrize(("execute", "said"), [(None, ()), (3, ()), (8, ("execute 8, not 3",))])
-def test_rows_executed_of_each_plan_are_said_where_they_are_not_the_robots(execute, said):
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, ()),
+        ({"execute": 3, "seed": 1140, "dtype": "float32", "solver_steps": 16}, ()),
+        ({"execute": 8}, ("execute 8, not 3",)),
+        ({"solver_steps": 4}, ("dit steps 4, not 8", "solver steps 4, not 16")),
+        ({"dit_steps": 5}, ("dit steps 5, not 8",)),
+        ({"cfg_scale": 2.5}, ("cfg scale 2.5, not {cfg}",)),
+        ({"video": "skip", "seed": 7}, ("video skip, not full", "seed 7, not 1140")),
+        ({"dtype": "bfloat16"}, ("dtype bfloat16, not float32",)),
+        ({"quantize": "int8"}, ("quantize int8",)),
+    ],
+)  # fmt: skip
+def test_how_a_checkpoint_acts_is_said_where_it_is_not_as_usual(asked, said):
     protocol = PROTOCOLS["custom"]
     spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0", arguments={"resolution": 128})
-    policy = PolicySpec(name=str(default_checkpoint()), execute=execute)
-    assert plan(EvaluationRequest(spec=spec, policy=policy)).changes == said
+    policy = PolicySpec(name=str(default_checkpoint()), device="cpu", **asked)
+    planned = plan(EvaluationRequest(spec=spec, policy=policy))
+    usual = planned.found.robot.cfg_scale
+    assert planned.changes == tuple(text.format(cfg=usual) for text in said)
+
+
+def test_a_bundled_policy_that_acts_as_it_was_scored_departs_from_nothing():
+    protocol = PROTOCOLS["custom"]
+    spec = EvalSpec(protocol=protocol, env="dzrobot/point-v0", arguments={"resolution": 128})
+    own = PolicySpec(name=str(default_checkpoint("libero_object")), solver_steps=4)
+    assert plan(EvaluationRequest(spec=spec, policy=own)).changes == ()
+    other = replace(own, solver_steps=8)
+    said = plan(EvaluationRequest(spec=spec, policy=other)).changes
+    assert "solver steps 8, not 4" in said
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "other-start"])

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from dzrobot.rollout.evaluation.report import summarize, wilson
-from dzrobot.rollout.evaluation.tables import failures_line
+from dzrobot.rollout.evaluation.tables import clipped_line, failures_line
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import Record
 
@@ -63,6 +63,21 @@ def test_failures_are_counted_by_class():
     assert summary.rows[1].failure_classes == {"error": 1}
     assert failures_line(summary) == "2 dropped; 1 error; 1 not stated"
     assert summary.results()["total"][0]["failure_classes"] == summary.total.failure_classes
+
+
+def test_clipped_states_are_averaged_and_told_below_the_table():
+    def found(*shares):
+        listed = zip(CASES, shares, strict=False)
+        rows = [replace(record(case, success=False), clipped=share) for case, share in listed]
+        return summarize(rows, CASES)
+
+    assert clipped_line(found()) == ""
+    assert clipped_line(found(None, None)) == ""
+    few = found(0.0, 0.008, None)
+    assert few.clipped.episodes == 2
+    assert clipped_line(few) == "state numbers beyond the policy's statistics: 0.4 %"
+    assert few.results()["clipped"]["mean"] == 0.004
+    assert "doctor policy" in clipped_line(found(0.4, 0.25))
 
 
 def test_repeats_are_counted_and_counted_apart():

@@ -204,7 +204,7 @@ def test_the_recipe_runs_and_resumes_with_the_same_words(train_root, solo, tmp_p
         "data.num_workers=0",
         f"data.train_data_paths={train_root / 'dataset'}", f"runner.output_dir={tmp_path / 'run'}",
         "runner.max_steps=1", "optim.lr_warmup_steps=0", "runner.micro_batch_size=2",
-        "runner.global_batch_size=2", "logging.tensorboard=false",
+        "runner.global_batch_size=2", "runner.own_rows=2", "logging.tensorboard=false",
     ]  # fmt: skip
     for _ in range(2):
         assert Trainer(build(load_recipe("distill_tiny_cpu", words, 1), solo)).run()

@@ -253,6 +253,10 @@ def test_open_loop_errors_are_logged(long_pair):
     dims = [v for k, v in numbers.items() if k.startswith("open_loop/libero_sim/action.actions/di")]
     mean = numbers["open_loop/libero_sim/action.actions/mean"]
     assert [sum(steps) / len(steps), sum(dims) / len(dims)] == pytest.approx([mean, mean])
+    # Five samples over two processes: what fills the last batch up is not counted.
+    own = next(json.loads(line) for line in lines if "held_out_rows" in line)
+    shares = [value for name, value in own.items() if "/dim_" in name and value is not None]
+    assert own["held_out_rows/libero_sim/share"] == pytest.approx(np.median(shares))
 
 
 def test_two_processes_train_with_plugins_as_one_does(pair, solo, touched, lab):

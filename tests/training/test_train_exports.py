@@ -13,7 +13,10 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from dzrobot.cli import main
+from dzrobot.errors import CheckpointError
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.names import canonical
+from dzrobot.policies.dreamzero.checkpoints.passport import read_passport
 from dzrobot.policies.dreamzero.options import WeightOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training.recipes.check import find_faults
@@ -65,6 +68,41 @@ def same(given, wanted):
 
 def step(folder, number=2):
     return folder / f"checkpoints/step_{number:08d}"
+
+
+def test_a_checkpoint_knows_what_it_was_shown(run, caplog):
+    _, folder, own = run
+    for where in (own, step(folder)):
+        trained = read_passport(where).embodiments[train_worlds.ROBOT.tag].inputs
+        assert trained.instructions == tuple(sorted(train_worlds.TASKS))
+        assert (trained.tasks, trained.fps, trained.execute) == (2, 20.0, 8)
+        assert list(trained.images) == list(train_worlds.ROBOT.video_keys)
+    first, _ = train_worlds.frame(0, 0, np.random.default_rng(0))
+    policy = DreamZeroPolicy.from_pretrained(own, embodiment=train_worlds.ROBOT)
+    policy.act(first)
+    assert "unlike" not in caplog.text
+    view = train_worlds.ROBOT.video_keys[0]
+    policy = DreamZeroPolicy.from_pretrained(own, embodiment=train_worlds.ROBOT)
+    policy.act({**first, view: first[view][..., ::-1].copy()})
+    assert f"{view} is with red and blue exchanged" in caplog.text
+
+
+def test_an_alpha_that_was_altered_is_refused(run, tmp_path):
+    kind, folder, own = run
+    if kind != "adapters":
+        assert read_passport(own).lora_alpha is None
+        return
+    for given in (own.with_name(own.name + ADAPTERS_SUFFIX), step(folder)):
+        held = open_checkpoint(given)
+        assert held.lora_alpha == held.passport.lora_alpha
+    target = tmp_path / "altered"
+    shutil.copytree(own.with_name(own.name + ADAPTERS_SUFFIX), target)
+    config = json.loads((target / "config.json").read_text())
+    config["action_head_cfg"]["config"]["lora_alpha"] *= 2
+    (target / "config.json").write_text(json.dumps(config))
+    weights = WeightOptions(base=own)
+    with pytest.raises(CheckpointError, match=r"lora_alpha: checkpoint .*, wanted"):
+        DreamZeroPolicy.from_pretrained(target, embodiment=train_worlds.ROBOT, weights=weights)
 
 
 def test_export_equals_the_runs_own(run, tmp_path, capsys):

@@ -426,7 +426,7 @@ def test_torchrun_takes_plugins_by_name(lab, touched, train_environment, tmp_pat
         f"model.metadata_json_path={touched / 'metadata.json'}",
         f"data.train_data_paths={touched / 'dataset'}", f"runner.output_dir={tmp_path / 'run'}",
         "runner.max_steps=2", "runner.micro_batch_size=1", "runner.global_batch_size=2",
-        "logging.tensorboard=false", "logging.log_interval=1", "plugin=smooth",
+        "runner.own_rows=3", "logging.tensorboard=false", "logging.log_interval=1", "plugin=smooth",
         "plugin=grasps:Grasps", "plugin=keep",
     ]  # fmt: skip
     launch(SCRIPT, train_environment, lab, *words)

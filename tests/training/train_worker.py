@@ -392,7 +392,8 @@ def evaluated(world, root, output):
     """Open-loop errors on held-out episodes, named per horizon step."""
     changes = {
         "data__holdout_episodes": 1, "runner__eval_interval": 2, "runner__eval_windows": 4,
-        "runner__max_steps": 2, "runner__output_dir": output / f"eval-{world.size}",
+        "runner__own_rows": 5, "runner__max_steps": 2,
+        "runner__output_dir": output / f"eval-{world.size}",
     }  # fmt: skip
     run = trainer(world, root, **changes)
     held = run.components.datasets.held_out.sources[0].readers[0]

@@ -141,7 +141,7 @@ def recipe(root, **changes):
         "logging": {"log_interval": 2, "tensorboard": False},
         "runner": {
             "output_dir": str(root / "run"), "max_steps": 8, "micro_batch_size": 1,
-            "global_batch_size": 4, "seed": 3,
+            "global_batch_size": 4, "seed": 3, "own_rows": 0,
         },
     }  # fmt: skip
     for name, value in changes.items():

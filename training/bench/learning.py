@@ -48,7 +48,7 @@ DEFAULT_RECIPE = "mini_lift_cpu"
 
 _DEFAULTS = (
     "data.cache_features=false", "data.holdout_episodes=0", "runner.eval_interval=null",
-    "runner.micro_batch_size=8", "runner.global_batch_size=8",
+    "runner.own_rows=0", "runner.micro_batch_size=8", "runner.global_batch_size=8",
 )  # fmt: skip
 """Changes to the default recipe: images are decoded and encoded in every step, as those of most
 recordings are."""

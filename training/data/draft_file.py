@@ -13,7 +13,7 @@ from dzrobot.embodiments.spec import MAX_ACTION_DIM, MAX_STATE_DIM, Embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.media import encode_png
-from dzrobot.rollout.pages.write import SheetEpisode, SheetPlot, write_sheet
+from dzrobot.rollout.pages.write import SheetEpisode, SheetPlot, plotted, write_sheet
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.data.draft import DraftAction, DraftPart, RobotDraft
@@ -265,12 +265,4 @@ def _plots(reader: DatasetReader, ordinal: int) -> Mapping[str, SheetPlot]:
 
 
 def _plot(found: Sequence[tuple[str, NDArray[np.float32]]]) -> SheetPlot:
-    low = min(float(values.min()) for _, values in found)
-    high = max(float(values.max()) for _, values in found)
-    lines = []
-    for kind, values in found:
-        x = np.linspace(0, 100, len(values))
-        for column in values.T[:_MOST_LINES]:
-            y = 98 - 96 * (column - low) / ((high - low) or 1.0)
-            lines.append((kind, " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))))
-    return SheetPlot(low=low, high=high, lines=tuple(lines))
+    return plotted([(kind, column) for kind, values in found for column in values.T[:_MOST_LINES]])

@@ -116,8 +116,10 @@ _EXCLUSIONS = (
     _Exclusion("model.is_lora", lambda c: c.model.is_lora and c.model.random_init,
                "adapters on random weights train nothing useful; start from a checkpoint"),
     _Exclusion("runner.eval_interval",
-               lambda c: c.runner.eval_interval is not None and not c.data.holdout_episodes,
-               "needs held-out episodes: set data.holdout_episodes"),
+               lambda c: c.runner.eval_interval is not None
+               and not (c.data.holdout_episodes or c.runner.own_rows),
+               "needs held-out episodes or rows of its own: set data.holdout_episodes, or "
+               "runner.own_rows"),
     _Exclusion("runner.rollout_interval",
                lambda c: c.runner.rollout_interval is not None and c.runner.rollout_env is None,
                "needs an environment: set runner.rollout_env"),

@@ -1,4 +1,4 @@
-"""Evaluation during training: action errors on held-out windows, and success in an environment.
+"""Evaluation during training: action errors on held-out and own windows, success in simulation.
 
 Open loop, windows of held-out episodes are denoised from pure noise; every block is given the
 recorded past, as in training. That needs nothing but the training forward pass, so it runs sharded
@@ -6,6 +6,7 @@ and batched.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dzrobot.documents import shorten
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DzrobotError
 from dzrobot.policies.dreamzero.network.diffusion import inference_schedule
 from dzrobot.policies.dreamzero.network.dit import Controls, TrainInputs
 from dzrobot.policies.dreamzero.network.world_action import PreparedBatch
+from dzrobot.rng import numpy_generator
 from dzrobot.rollout.evaluation.evaluate import evaluate, merge
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import Summary
@@ -27,16 +30,22 @@ from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.training.data import (
     CollatedBatch,
+    LoaderOptions,
     LoaderPlan,
+    SampleKey,
     TrainingData,
     build_loader,
+    read_batches,
 )
+from dzrobot.training.data.plan_errors import DOES_ITS_DATA, OwnRows
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.checkpoint import step_folder
 from dzrobot.training.run.inputs import sample_noise
 from dzrobot.training.run.loggers import SUCCESS
 from dzrobot.training.run.parallel import DistributedEnvironment
 from dzrobot.training.sft_config import SFTConfig
+
+TRAINING_DATA = "training data"
 
 
 class RolloutTimeoutError(DzrobotError):
@@ -154,6 +163,134 @@ def _named(
             yield f"open_loop/{key}/step_{step:02d}", float(value)
         for dim, value in enumerate(mean.mean(axis=0)):
             yield f"open_loop/{key}/dim_{dim:02d}", float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnData:
+    """Whether the policy does its data."""
+
+    of: str
+    """Which data: ``held-out episodes`` or ``training data``."""
+
+    samples: int
+    rows: Mapping[str, OwnRows]
+    """By robot: normalized actions, relative parts measured from the state."""
+
+    robots: Mapping[str, Embodiment]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Return the error over the mean action's, ``own_rows/<robot>/<part>/dim_<i>``.
+
+        ``share`` is the median over the numbers that vary. Of held-out episodes, the names begin
+        with ``held_out_rows``.
+        """
+        name = "own_rows" if self.of == TRAINING_DATA else "held_out_rows"
+        found = {}
+        for tag, rows in self.rows.items():
+            shares = iter(rows.shares)
+            for part in self.robots[tag].action:
+                for dim in range(part.dim):
+                    found[f"{name}/{tag}/{part.key}/dim_{dim:02d}"] = float(next(shares))
+            found[f"{name}/{tag}/share"] = rows.share
+        return found
+
+    @property
+    def does_it(self) -> bool:
+        """Return whether it does, as every robot."""
+        return all(rows.does_its_data for rows in self.rows.values())
+
+    @property
+    def sentence(self) -> str:
+        """Return what was found, for a person."""
+        found = " and ".join(f"{rows.share:.2f} as {tag}" for tag, rows in self.rows.items())
+        words = (
+            f"on {self.samples} samples of the {self.of} the first planned action has {found} of "
+            f"the error of the mean action (up to {DOES_ITS_DATA}: it does its data)"
+        )
+        if self.does_it:
+            return f"the policy does its data: {words}"
+        return (
+            f"the policy does not do its data: {words}. Train longer, or look for what differs: "
+            "`dzrobot doctor policy`"
+        )
+
+
+@torch.no_grad()
+def ask_about_own_data(components: TrainingComponents) -> OwnData | None:
+    """Compare first actions with recorded ones and with the mean action; collective.
+
+    The samples are always the same ones, drawn by a generator of their own.
+
+    Args:
+        components: The run's.
+
+    Returns:
+        None where ``runner.own_rows`` is 0, or no sample has actions.
+    """
+    held_out, config, world = components.datasets.held_out, components.config, components.world
+    data = components.datasets.train if held_out is None else held_out
+    inputs = components.inputs.unchanged()
+    if held_out is not None:
+        inputs = components.inputs.held_out(held_out)
+    keys = _fixed_samples(data, config.runner.own_rows)
+    if not keys:
+        return None
+    size = config.runner.micro_batch_size
+    whole = size * world.size
+    # All processes compute equally often: what is missing at the end is repeated and not counted.
+    filled = [
+        keys[at % len(keys)]._replace(slot=at) for at in range(-(-len(keys) // whole) * whole)
+    ]
+    mine = [filled[at + world.rank * size :][:size] for at in range(0, len(filled), whole)]
+    planned: dict[str, list[NDArray[np.float32]]] = {}
+    recorded: dict[str, list[NDArray[np.float32]]] = {}
+    for batch in read_batches(data, mine, LoaderOptions()):
+        predicted = predict_actions(components, inputs.prepare(batch), batch)
+        for at in np.flatnonzero(batch["slot"].numpy() < len(keys)):
+            robot = data.sources[int(batch["source"][at])].spec.embodiment
+            timing, dim = robot.timing, robot.action_dim
+            for into, values in ((planned, predicted), (recorded, batch["action"])):
+                blocks = values[at].reshape(timing.blocks, -1, values.shape[-1])
+                own = blocks[:, : timing.action_horizon, :dim].float().cpu().numpy()
+                into.setdefault(robot.tag, []).append(own)
+    gathered = world.gathered((planned, recorded))
+    components.model.model.reshard()  # type: ignore[operator]
+    return OwnData(
+        of=TRAINING_DATA if held_out is None else "held-out episodes", samples=len(keys),
+        rows=_beside(gathered),
+        robots={one.spec.embodiment.tag: one.spec.embodiment for one in data.sources},
+    )  # fmt: skip
+
+
+def _fixed_samples(data: TrainingData, count: int) -> list[SampleKey]:
+    """Return up to ``count`` samples with actions, the same ones for equal data."""
+    if not any(source.spec.embodiment.action for source in data.sources):
+        return []
+    draw = numpy_generator("own rows", data.seed)
+    drawn = draw.choice(len(data), min(len(data), 4 * count), replace=False).tolist()
+    acting = [
+        one for one in drawn if data.sources[data.locate(one)[0]].spec.embodiment.action
+    ]  # fmt: skip
+    return [SampleKey(-1, slot, number) for slot, number in enumerate(sorted(acting[:count]))]
+
+
+def _beside(
+    gathered: list[
+        tuple[dict[str, list[NDArray[np.float32]]], dict[str, list[NDArray[np.float32]]]]
+    ],
+) -> dict[str, OwnRows]:
+    found = {}
+    for tag in sorted({tag for planned, _ in gathered for tag in planned}):
+        planned, recorded = (
+            np.concatenate([one for part in gathered for one in part[which].get(tag, [])])
+            for which in (0, 1)
+        )
+        every = recorded.reshape(-1, recorded.shape[-1]).astype(np.float64)
+        found[tag] = OwnRows(
+            planned=planned.astype(np.float64), recorded=recorded.astype(np.float64), every=every
+        )
+    return found
 
 
 def evaluate_rollouts(

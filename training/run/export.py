@@ -41,6 +41,8 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     ValuesSource,
     WeightSource,
 )
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
+from dzrobot.training.data.fingerprint import trained_inputs
 from dzrobot.training.recipes.architecture import acting_plans, source_plans
 from dzrobot.training.run.build import TrainingComponents
 from dzrobot.training.run.checkpoint import SavedCheckpoint
@@ -250,7 +252,9 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
     ]
     horizon, model = components.network.head.action_horizon, components.config.model
     robots = {
-        tag: replace(trained, action_horizon=passport.action_horizon)
+        tag: replace(
+            trained, action_horizon=passport.action_horizon, inputs=_inputs(components, tag)
+        )
         for passport in passports
         for tag, trained in passport.embodiments.items()
     }
@@ -260,6 +264,7 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         action_horizon=horizon,
         rtc_training_max_delay=model.rtc_training_max_delay or None,
         action_only_video=model.action_only_video if model.action_only_ratio else None,
+        lora_alpha=components.network.head.lora_alpha if model.is_lora else None,
         distilled_steps=components.config.distill.to_steps,
         plugins=tuple(asdict(one) for one in components.described()),
         tokenizer=components.tokenizer_fingerprint,
@@ -267,6 +272,13 @@ def _passport(components: TrainingComponents, base: str | None) -> Passport:
         commit=components.initial.commit or None,
         code=tuple(components.codes),
     )
+
+
+def _inputs(components: TrainingComponents, tag: str) -> TrainedInputs | None:
+    """Return what the sources of a robot show the network, in small."""
+    sources = [one for one in components.datasets.train.sources if one.spec.embodiment.tag == tag]
+    readers = [reader for one in sources for reader in one.readers]
+    return trained_inputs(readers, sources[0].spec.embodiment)
 
 
 def _tokenizer(components: TrainingComponents) -> Path | None:

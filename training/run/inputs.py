@@ -444,6 +444,10 @@ class NetworkInputs:
     cut_prompts: bool = False
     """Whether every prompt is zero from the length of the shortest on."""
 
+    def unchanged(self) -> "NetworkInputs":
+        """Return the same for the training data as they are: no augmentation, whole prompts."""
+        return replace(self, augment=None, cut_prompts=False)
+
     def held_out(self, data: TrainingData) -> "NetworkInputs":
         """Return the same for held-out ``data``: no augmentation, no cache, whole prompts."""
         return replace(self, data=data, augment=None, features=None, cut_prompts=False)

@@ -35,7 +35,7 @@ from dzrobot.training.sft_config import LoggingConfig
 
 _log = logging.getLogger(__name__)
 
-_SHOWN = ("/mean", "/success")
+_SHOWN = ("/mean", "/success", "/share")
 """Suffixes of the metrics of an evaluation that are printed; the others are only in the file."""
 
 

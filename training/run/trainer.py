@@ -43,7 +43,12 @@ from dzrobot.training.run.checkpoint import (
     restore,
     training_state,
 )
-from dzrobot.training.run.evaluation import evaluate_open_loop, evaluate_rollouts
+from dzrobot.training.run.evaluation import (
+    OwnData,
+    ask_about_own_data,
+    evaluate_open_loop,
+    evaluate_rollouts,
+)
 from dzrobot.training.run.export import PartialExport, export
 from dzrobot.training.run.heartbeat import Heartbeat
 from dzrobot.training.run.inputs import sample_noise, with_given_actions, with_less_video
@@ -75,6 +80,9 @@ class Trainer:
 
     _is_first: bool = field(default=True, init=False)
     """Whether no step is done yet: what libraries prepare in the first one takes its time."""
+
+    _own: OwnData | None = field(default=None, init=False)
+    """Whether the policy does its data, as it was measured last."""
 
     _shown: bool = field(default=False, init=False)
     """Whether the first batch has been described."""
@@ -173,18 +181,29 @@ class Trainer:
                 )  # fmt: skip
                 return self.step == last
             if config.runner.eval_interval and self.step % config.runner.eval_interval == 0:
-                evaluating = self.components.compiling.watching("evaluation")
-                with (
-                    self.components.metrics.excluded(), evaluating,
-                    self.heartbeat.long("evaluation"),
-                ):  # fmt: skip
-                    log.note(self.step, evaluate_open_loop(self.components))
+                self._evaluate(log)
             if rollout_due:
                 with self.components.metrics.excluded(), self.heartbeat.long("rollouts"):
                     log.note(self.step, evaluate_rollouts(config, world, self.step))
         with self.heartbeat.long("checkpoint"):
             self._checkpoints.finish()
+        if not config.runner.eval_interval or last % config.runner.eval_interval:
+            self._evaluate(log, open_loop=False)
+        if self._own is not None and world.is_main:
+            _log.log(logging.INFO if self._own.does_it else logging.WARNING, self._own.sentence)
         return True
+
+    def _evaluate(self, log: RunLog, *, open_loop: bool = True) -> None:
+        """Log errors on held-out windows, and whether the policy does its data."""
+        with (
+            self.components.metrics.excluded(), self.components.compiling.watching("evaluation"),
+            self.heartbeat.long("evaluation"),
+        ):  # fmt: skip
+            if open_loop and self.components.datasets.held_out is not None:
+                log.note(self.step, evaluate_open_loop(self.components))
+            self._own = ask_about_own_data(self.components)
+            if self._own is not None:
+                log.note(self.step, self._own.numbers)
 
     def batches(self, last: int) -> Iterator[CollatedBatch]:
         """Return this rank's micro-batches from the present step up to step ``last``."""

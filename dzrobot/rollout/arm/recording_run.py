@@ -115,7 +115,7 @@ class Driving:
         if self.keyboard:
             return _keyboard(own)
         if self.replays is not None:
-            return ReplayActor(self.replays(own, facts).actions, own)
+            return ReplayActor(self.replays(own, facts).to_repeat.actions, own)
         if self.call is not None:
             if not is_reference(self.call):
                 raise ConfigError(f"--call {self.call!r}: write MODULE:FUNCTION")

@@ -170,6 +170,7 @@ class _Log:
     ages: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
+    clipped: list[float] = field(default_factory=list)
     held: int = 0
     stale: int = 0
     late: int = 0
@@ -272,6 +273,11 @@ class Engine:
         """Return what was measured until now."""
         return self._log.measures(self._schedule.hz)
 
+    @property
+    def clipped(self) -> float | None:
+        """Return the mean of :attr:`Plan.clipped` until now; None: the policy does not say it."""
+        return float(np.mean(self._log.clipped)) if self._log.clipped else None
+
     def _due(self) -> bool:
         """Return whether it is time to ask for the next plan."""
         if self._desk.busy:
@@ -315,6 +321,8 @@ class Engine:
         log.delays.append(self._step - self._asked_at)
         log.late += not self._sync and self._moved > self._foreseen
         log.executed.append([])
+        if answer.plan.clipped is not None:
+            log.clipped.append(answer.plan.clipped)
         if self._plans == 1:
             # The first one of an episode starts cold, and says nothing of those to come.
             self._taken_s.clear()
@@ -400,6 +408,11 @@ class EngineActor(Actor):
     def measures(self) -> Measures:
         """Return what was measured of the episode."""
         return self.engine.measures()
+
+    @property
+    def clipped(self) -> float | None:
+        """Return the share of state numbers beyond the policy's statistics; None: it is unknown."""
+        return self.engine.clipped
 
     def _renew(self) -> None:
         self.engine = Engine(

@@ -28,6 +28,8 @@ from dzrobot.files import explained, write_json
 from dzrobot.process import end_with_parent, log_escaped
 from dzrobot.recording import EpisodeWriter, formats
 from dzrobot.rollout.demonstrations.record import (
+    DONE,
+    EXECUTED,
     NO_START,
     NoisyActions,
     RecordedEpisode,
@@ -80,7 +82,8 @@ class CollectionPlan:
 
     noise: Annotated[float, Flag("std of noise on executed actions", least=0, most=1)] = 0.0
     """Standard deviation of what is added to the first six numbers of each executed action. The
-    dataset keeps the policy's own action: what to do from where the noise has led."""
+    dataset keeps the policy's own action: what to do from where the noise has led, and in the
+    column ``executed_action`` what was done."""
 
     hold_steps: Annotated[int, Flag("steps to record after success", least=0)] = 0
     """Steps recorded after success, so that the end of a task is in the data too."""
@@ -113,8 +116,8 @@ class Attempt:
     outcome: EpisodeResult
     """Its success is that the goal held for as long as the plan says."""
 
-    frames: list[tuple[dict[str, Any], np.ndarray]]
-    """What was seen and what was chosen; empty of a failure."""
+    frames: list[tuple[dict[str, Any], np.ndarray, dict[str, Any]]]
+    """What was seen and what was chosen, and further columns; empty of a failure."""
 
 
 def collect(
@@ -163,8 +166,8 @@ def _committed(writer: EpisodeWriter, attempt: Attempt, seed: int) -> RecordedEp
     """Add the episode of a success to the dataset."""
     outcome = attempt.outcome
     if outcome.success:
-        for observation, action in attempt.frames:
-            writer.add_frame(observation, action)
+        for frame in attempt.frames:
+            writer.add_frame(*frame)
         start = NO_START if outcome.init_state_id is None else outcome.init_state_id
         writer.save_episode(success=True, seed=seed, init_state_id=start)
     return RecordedEpisode(
@@ -185,7 +188,7 @@ class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._plan = plan
         self._seen: Any = None
         self._held = 0
-        self.frames: list[tuple[dict[str, Any], np.ndarray]] = []
+        self.frames: list[tuple[dict[str, Any], np.ndarray, dict[str, Any]]] = []
 
     @property
     def succeeded(self) -> bool:
@@ -202,8 +205,9 @@ class DemonstrationEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Carry out ``action`` and keep it with what it was chosen from."""
-        self.frames.append((self._seen, action))
+        seen = self._seen
         self._seen, reward, terminated, truncated, info = self.env.step(action)
+        self.frames.append((seen, action, {EXECUTED: info[DONE]} if DONE in info else {}))
         self._held = self._held + 1 if info["is_success"] else 0
         steps, plan = len(self.frames), self._plan
         late = steps >= plan.max_steps and self._held == 0

@@ -6,7 +6,7 @@ the environment.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +30,13 @@ SENSOR_COUNTS = ("frame_number.", "late_steps")
 
 INTERVENTION = "intervention"
 """Column that says whose action a row holds: a person's, in the place of a policy's."""
+
+EXECUTED = "executed_action"
+"""Column of what was done where noise was added to the action of the same row. Its name begins with
+neither ``action`` nor ``observation``: LeRobot's policies take such columns for theirs."""
+
+DONE = "done_action"
+"""Key of the info in which :class:`NoisyActions` says what was done."""
 
 NO_START = -1
 """Start of an episode whose environment has no numbered initial states."""
@@ -142,10 +149,14 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             elif person:
                 self.takeovers.append([self._rows, self._rows])
         self._rows += 1
-        # What an arm's limits left of the action, or where a person who guides it has led it.
-        done = np.asarray(info.get("executed_action", action), np.float32)
-        self.writer.add_frame(seen, done, extras)
-        self.watch.see(seen, done)
+        if DONE in info:
+            # Learned from is what was chosen; what noise made of it is kept to be repeated.
+            kept, extras[EXECUTED] = np.asarray(action, np.float32), info[DONE]
+        else:
+            # What an arm's limits left of the action, or where a person who guides it has led it.
+            kept = np.asarray(info.get("executed_action", action), np.float32)
+        self.writer.add_frame(seen, kept, extras)
+        self.watch.see(seen, kept)
         self._seen, self.info = (observation, info), info
         return observation, reward, terminated, truncated, info
 
@@ -261,6 +272,15 @@ class RecordedActions:
     success: bool | None = None
     """Whether the task was done, where the recording says so."""
 
+    executed: NDArray[np.float32] | None = None
+    """(steps, A): what was done, where noise was added to ``actions``. None: these were done."""
+
+    @property
+    def to_repeat(self) -> "RecordedActions":
+        """Return the same with what was done as its actions: what leads to the same states."""
+        done = self.actions if self.executed is None else self.executed
+        return replace(self, actions=done, executed=None)
+
 
 class ReplayActor(Actor):
     """Repeats recorded actions.
@@ -299,7 +319,7 @@ def replay(
     robot: Embodiment,
     look: Watch = lambda _: None,
 ) -> tuple[EpisodeResult, NDArray[np.float32]]:
-    """Send ``recording`` to ``env``; return what came of it and the states (steps, S).
+    """Send what was done in ``recording`` to ``env``; return the outcome and states (steps, S).
 
     Args:
         env: The environment.
@@ -318,7 +338,7 @@ def replay(
         init_state_id=recording.start,
         max_steps=len(recording.actions),
     )
-    actor = ReplayActor(recording.actions, robot)
+    actor = ReplayActor(recording.to_repeat.actions, robot)
     outcome = run_episode(env, actor, rules, stop_at_success=False, watch=watch)
     return outcome, np.stack(seen)
 
@@ -347,7 +367,7 @@ NOISY_NUMBERS = 6
 class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
     """Adds noise to the first six numbers of every action, keyed by the seed of the reset.
 
-    What is done stays within the action space.
+    What is done stays within the action space, and the info says it (:data:`DONE`).
 
     Args:
         env: Where it is done.
@@ -366,6 +386,16 @@ class NoisyActions(gym.ActionWrapper[Any, Any, Any]):
         if seed is not None:
             self._draws = _draws(seed)
         return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Carry out ``action`` with noise."""
+        noisy = self.action(action)
+        observation, reward, terminated, truncated, info = self.env.step(noisy)
+        if self._noise:
+            # An arm's limits may leave less of it.
+            done = np.asarray(info.get("executed_action", noisy), np.float32)
+            info = {**info, DONE: done}
+        return observation, reward, terminated, truncated, info
 
     def action(self, action: np.ndarray) -> np.ndarray:
         """Return what is done in the place of ``action``."""

@@ -360,6 +360,8 @@ def plan(request: EvaluationRequest) -> EvaluationPlan:
             "lets the policy drive as fast as it commands."
         )
     notes += [found.where] if found.where else []
+    for name, stated in facts.items():
+        notes += found.unlike_training(name, stated.control_hz, arguments[name])
     refuse_excluded(_OF_AN_ARM if first.moves_an_arm else (), request)
     timed = _schedule(request, first, found.robot)
     if request.perturbation is not None:
@@ -495,9 +497,7 @@ def _changes(
         yield f"history {policy.history}, not {history}"
     if policy.noise not in (None, protocol.noise):
         yield f"noise {policy.noise}, not {protocol.noise}"
-    usual = robot.execute or robot.timing.action_horizon
-    if timed is None and found.checkpoint is not None and policy.execute not in (None, usual):
-        yield f"execute {policy.execute}, not {usual}"
+    yield from found.departures(timed=timed is not None)
     if timed is not None:
         latency = timed.options.latency
         taken = "real time" if latency is None else f"latency {latency.text}"

@@ -161,6 +161,10 @@ class Summary:
     """Name and reason of every episode that a fault of the policy ended: what it returned was
     refused, or it raised after its first action."""
 
+    clipped: Average | None = None
+    """Share of an episode's state numbers that lie clearly beyond the policy's statistics. None: no
+    episode says it."""
+
     @property
     def acted(self) -> bool:
         """Return whether some episode ended otherwise than by a fault of the policy."""
@@ -179,6 +183,8 @@ class Summary:
         found: dict[str, Any] = {
             kind: [{**asdict(row), "rate": row.rate} for row in some] for kind, some in rows.items()
         }
+        if self.clipped is not None:
+            found["clipped"] = asdict(self.clipped)
         if self.measures:
             found["measures"] = {name: asdict(one) for name, one in self.measures.items()}
         return found
@@ -224,6 +230,7 @@ def summarize(
         causes=Counter(r.ended or "exception" for r in listed if r.error is not None),
         measures=averages([(r.steps or 0, r.measures) for r in done if r.measures]),
         policy_errors=tuple((r.case, r.policy_error) for r in done if r.policy_error is not None),
+        clipped=_average([r.clipped for r in done if r.clipped is not None]),
     )
 
 
@@ -305,13 +312,18 @@ def averages(measured: Sequence[tuple[int, Measures]]) -> dict[str, Average]:
     rows = [_measured(steps, one) for steps, one in measured if steps]
     for name in AVERAGED:
         values = [value for row in rows if (value := row[name]) is not None]
-        if not values:
-            continue
-        spread = None
-        if len(values) > 1:
-            spread = Z_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-        found[name] = Average(mean=float(np.mean(values)), half_width=spread, episodes=len(values))
+        if (average := _average(values)) is not None:
+            found[name] = average
     return found
+
+
+def _average(values: Sequence[float]) -> Average | None:
+    if not values:
+        return None
+    spread = None
+    if len(values) > 1:
+        spread = Z_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Average(mean=float(np.mean(values)), half_width=spread, episodes=len(values))
 
 
 def _measured(steps: int, one: Measures) -> dict[str, float | None]:

@@ -361,7 +361,7 @@ class WorkerPool:
         if isinstance(message, _Finished):
             outcome = replace(
                 message.outcome, measures=worker.actor.measures(),
-                plan_ms=plan_times(worker.actor.plan_ms),
+                plan_ms=plan_times(worker.actor.plan_ms), clipped=worker.actor.clipped,
             )  # fmt: skip
             ended = replace(message, outcome=outcome)
             return _record(self._runner.folder, case, ended, worker.actor)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
+from numpy.typing import NDArray
 
-from dzrobot.errors import DatasetError, ProtocolError
+from dzrobot.errors import ConfigError, DatasetError, ProtocolError
 from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.tables import failures_line, measures_line
@@ -203,6 +205,47 @@ def write_sheet(page: Path, title: str, episodes: Sequence[SheetEpisode]) -> Non
     """
     with explained(f"write {page}", DatasetError):
         write_text(page, _filled("sheet.html", title=title, episodes=episodes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckupPage:
+    """What the page of a policy's examination shows."""
+
+    title: str
+    sentence: str
+    """What came of it."""
+
+    pictures: Mapping[str, Sequence[tuple[str, str]]]
+    """By view: caption and picture, a PNG file in base64."""
+
+    groups: Sequence[tuple[str, str, Mapping[str, SheetPlot]]]
+    """Heading, legend, and plots by what they show."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """The table of all measurements."""
+
+
+def write_checkup(file: Path, page: CheckupPage) -> None:
+    """Write the page of an examination, one HTML file that opens from disk.
+
+    Raises:
+        ConfigError: ``file`` cannot be written.
+    """
+    with explained(f"write {file}", ConfigError):
+        write_text(file, _filled("checkup.html", **vars(page)))
+
+
+def plotted(lines: Sequence[tuple[str, NDArray[np.floating[Any]]]]) -> SheetPlot:
+    """Return a plot of lines, each of the values (N,) of a kind, from left to right."""
+    low = min(float(values.min()) for _, values in lines)
+    high = max(float(values.max()) for _, values in lines)
+    drawn = []
+    for kind, values in lines:
+        x = np.linspace(0, 100, len(values))
+        y = 98 - 96 * (values - low) / ((high - low) or 1.0)
+        drawn.append((kind, " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))))
+    return SheetPlot(low=low, high=high, lines=tuple(drawn))
 
 
 def _quality_rows(

@@ -27,6 +27,16 @@ _TRAINED = {"lift": r"dzrobot/lift-v0", "libero_object": r"dzrobot/libero_object
 """By task, a pattern of the environments that it is found in."""
 
 
+def scored_with(checkpoint: str) -> Mapping[str, Any]:
+    """Return the options that a bundled checkpoint was scored with; none of another one.
+
+    Args:
+        checkpoint: Folder, as :func:`default_checkpoint` returns it.
+    """
+    own = {str(default_checkpoint(task)): options for task, options in SCORED.items()}
+    return own.get(checkpoint, {})
+
+
 def default_checkpoint(task: str = "lift") -> Path:
     """Return the folder of the bundled checkpoint that was trained for ``task``.
 

@@ -153,6 +153,11 @@ class Checkpoint:
         return self.own_passport or published_passport(self.config, self.metadata, self.training)
 
     @property
+    def lora_alpha(self) -> float | None:
+        """Return what adapters are multiplied by, over their rank; None: there are none."""
+        return self.adapters.lora_alpha if self.has_adapters else None
+
+    @property
     def passport_base(self) -> str | None:
         """Return the fingerprint of the base that the checkpoint names, None if it names none."""
         return None if self.own_passport is None else self.own_passport.base

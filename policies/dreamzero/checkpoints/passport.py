@@ -20,6 +20,7 @@ from dzrobot.importing import is_reference
 from dzrobot.modality.stats import Statistics
 from dzrobot.policies.dreamzero.checkpoints.hub import is_hub_id
 from dzrobot.policies.dreamzero.checkpoints.shards import write_json
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.yaml_values import LARGEST, read_yaml
 
@@ -71,6 +72,9 @@ class TrainedEmbodiment:
     """A robot of one's own as data, see ``description_of``; None: it is built in, or data cannot
     express it."""
 
+    inputs: TrainedInputs | None = None
+    """What training showed the network, in small."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Passport:
@@ -107,6 +111,9 @@ class Passport:
 
     tokenizer: str | None = None
     """Fingerprint of the tokenizer of its prompts."""
+
+    lora_alpha: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    """What its adapters were trained to be multiplied by, over their rank; of adapters alone."""
 
     weights: str | None = None
     """SHA-256 of the files of the weights that training started from; see ``weights_hash``."""
@@ -264,6 +271,7 @@ def differences(passport: Passport, wanted: Passport) -> Iterator[tuple[str, obj
         ("base weights", passport.base, wanted.base),
         ("transform version", passport.transforms, wanted.transforms),
         ("tokenizer", passport.tokenizer, wanted.tokenizer),
+        ("lora_alpha", passport.lora_alpha, wanted.lora_alpha),
     ]
     for tag, expected in wanted.embodiments.items():
         if tag not in passport.embodiments:

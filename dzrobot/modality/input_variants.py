@@ -13,9 +13,6 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.diagnostics.conventions import READINGS, angle, as_stated
-from dzrobot.embodiments.action_conventions import HandMotion
-
 Image = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
@@ -37,10 +34,10 @@ SAME_STATE = 0.5
 LATEST = 6
 """Recorded steps, from the newest back, that a live image may be of."""
 
+_ANOTHER = "something else, however it is changed"
 _FITS_STATE = 0.2
 _CONSTANT = 2.0
 _STATIC = 0.05
-_SAME_TURN_RAD = 0.1
 _FEW_DEVIATIONS = 1e-3
 
 
@@ -57,14 +54,21 @@ class ImageFit:
     words: str
     """That variant, as what the live image is; empty: as recorded."""
 
+    fitted: Image | None = None
+    """The first recorded image changed so, (SIDE, SIDE, 3); None: as recorded, or nothing fits."""
+
     @property
-    def differs(self) -> bool:
-        """Return whether live images are something else than recorded ones."""
-        return bool(self.words)
+    def is_variant(self) -> bool:
+        """Return whether a change of the recorded image explains the live one."""
+        return bool(self.words) and self.words != _ANOTHER
 
 
 def fit_images(
-    key: str, recorded: Sequence[Mapping[str, Image]], live: Sequence[Mapping[str, Image]]
+    key: str,
+    recorded: Sequence[Mapping[str, Image]],
+    live: Sequence[Mapping[str, Image]],
+    *,
+    sharpness: bool = True,
 ) -> ImageFit:
     """Return what the live view ``key`` is, at moments that were recorded.
 
@@ -72,6 +76,7 @@ def fit_images(
         key: Which view.
         recorded: All recorded views (H, W, 3), by moment.
         live: The same of what is seen.
+        sharpness: Whether other resolutions are tried too; not of images that are small anyway.
     """
     theirs = [_small(one[key]) for one in live]
     ours = [{name: _small(image) for name, image in one.items()} for one in recorded]
@@ -80,18 +85,18 @@ def fit_images(
         return ImageFit(as_is=as_is, best=as_is, words="")
     if max(float(image.std()) for image in theirs) < _CONSTANT:
         return ImageFit(as_is=as_is, best=as_is, words="one color throughout")
-    found = [
-        (_apart([change(one[name]) for one in ours], theirs), _named(key, name, words))
-        for name, (words, change) in product(ours[0], _changes())
-    ]
-    found += [
-        (_apart([one[key] for one in ours], [change(image) for image in theirs]), reverse)
-        for reverse, change in _undone()
-    ]
-    best, words = min(found)
+    found: list[tuple[float, str, Image]] = []
+    for name, (words, change) in product(ours[0], _changes(sharpness=sharpness)):
+        changed = [change(one[name]) for one in ours]
+        found.append((_apart(changed, theirs), _named(key, name, words), changed[0]))
+    for words, change in _undone(sharpness=sharpness):
+        apart = _apart([one[key] for one in ours], [change(image) for image in theirs])
+        found.append((apart, words, ours[0][key]))
+    # Of a symmetric image, the change with the fewest words.
+    best, words, fitted = min(found, key=lambda one: (round(one[0], 1), len(one[1])))
     if words and best < CLEARLY * as_is:
-        return ImageFit(as_is=as_is, best=best, words=words)
-    other = "something else, however it is changed" if as_is > OTHER_IMAGE else ""
+        return ImageFit(as_is=as_is, best=best, words=words, fitted=fitted)
+    other = _ANOTHER if as_is > OTHER_IMAGE else ""
     return ImageFit(as_is=as_is, best=best, words=other)
 
 
@@ -123,7 +128,7 @@ def _named(key: str, name: str, words: str) -> str:
     return ", ".join(one for one in (other, words) if one)
 
 
-def _changes() -> Iterator[tuple[str, Callable[[Image], Image]]]:
+def _changes(*, sharpness: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
     """Yield (words, change): a recorded image that was changed so is a live one."""
     for (turn, orient), (color, recolor) in product(_TURNS.items(), _COLORS.items()):
         words = ", ".join(one for one in (turn, color) if one)
@@ -137,16 +142,16 @@ def _changes() -> Iterator[tuple[str, Callable[[Image], Image]]]:
         share = high / wide
         yield f"letterboxed from {ratio}", partial(_boxed, high=share, wide=1)
         yield f"pillarboxed from {high}:{wide}", partial(_boxed, high=1, wide=share)
-    for factor in (2, 4):
+    for factor in (2, 4) if sharpness else ():
         yield f"at 1/{factor} of the resolution", partial(_coarse, factor=factor)
 
 
-def _undone() -> Iterator[tuple[str, Callable[[Image], Image]]]:
+def _undone(*, sharpness: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
     """Yield (words, change): a live image that was changed so is a recorded one."""
     for share in (0.9, 0.8, 0.7, 0.6):
         change = partial(_cropped, high=share, wide=share)
         yield f"not cropped to {100 * share:.0f} %, as the recorded one is", change
-    for factor in (2, 4):
+    for factor in (2, 4) if sharpness else ():
         yield f"sharper than the recorded one, {factor} times", partial(_coarse, factor=factor)
     yield "without the recorded one's bars (4:3)", partial(_boxed, high=3 / 4, wide=1)
 
@@ -209,15 +214,23 @@ class StateFit:
     """What the live state is; empty: as recorded."""
 
 
-_FACTORS = {
+FACTORS = {
     "the negative of": -1.0, "1000 times": 1000.0, "1/1000 of": 0.001, "100 times": 100.0,
     "1/100 of": 0.01, "in degrees, not radians:": 180 / np.pi,
     "in radians, not degrees:": np.pi / 180, "twice": 2.0, "half of": 0.5,
 }  # fmt: skip
+"""What numbers are multiplied by that mean the same in other units, or with another sign."""
+
+Together = Callable[[Floats, Floats, NDArray[np.intp]], str]
+"""Takes recorded and live states (N, S) and the numbers that differ; returns what is wrong with
+several of them together, empty where each is to be looked at by itself."""
 
 
 def fit_states(
-    recorded: Floats, live: Floats, deviation: Floats, hand: HandMotion | None
+    recorded: Floats,
+    live: Floats,
+    deviation: Floats,
+    together: Together = lambda recorded, live, wrong: "",
 ) -> StateFit:
     """Return what live states are, at moments that were recorded.
 
@@ -225,7 +238,7 @@ def fit_states(
         recorded: (N, S).
         live: (N, S), at the same moments.
         deviation: (S,), of the data.
-        hand: Which numbers are a rotation, where that is known.
+        together: Tried before the numbers one by one.
     """
     scale = np.maximum(deviation, _FEW_DEVIATIONS)
     apart = np.abs(live - recorded) / scale
@@ -233,34 +246,36 @@ def fit_states(
     wrong = np.flatnonzero(np.median(apart, axis=0) > SAME_STATE)
     if not len(wrong):
         return StateFit(deviations=float(worst.max()), words="")
-    words = _whole(recorded, live, wrong, hand) or _numbers(recorded, live, scale, wrong)
+    words = together(recorded, live, wrong) or explain_numbers(recorded, live, scale, wrong)
+    if np.abs(live[:, wrong]).max() < 1e-9:
+        words = said_of(wrong, "are 0 throughout")
     return StateFit(deviations=float(worst.max()), words=words)
 
 
-def _whole(recorded: Floats, live: Floats, wrong: NDArray[np.intp], hand: HandMotion | None) -> str:
-    """Return what is wrong with several numbers together; empty: it is found number by number."""
-    if np.abs(live[:, wrong]).max() < 1e-9:
-        return f"numbers {_listed(wrong)} are 0 throughout"
-    if hand is None or not set(wrong) <= set(range(*hand.rotation.indices(live.shape[1]))):
-        return ""
-    stated = as_stated(hand)
-    asked = [stated.matrix(row[hand.rotation]) for row in recorded]
-    for reading in READINGS:
-        pairs = zip(asked, live[:, hand.rotation], strict=True)
-        if max(angle(one, reading.matrix(row)) for one, row in pairs) < _SAME_TURN_RAD:
-            return f"the rotation (numbers {_listed(wrong)}) is written {reading.note}"
-    return ""
+def explain_numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
+    """Return what the live numbers ``wrong`` are of recorded ones, those alike together.
 
-
-def _numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
-    """Return what the numbers ``wrong`` are, those alike together."""
+    Args:
+        recorded: (N, S).
+        live: (N, S), at the same moments.
+        scale: (S,): how far apart two values are that mean the same, about five times.
+        wrong: Which numbers differ.
+    """
     said: dict[str, list[int]] = {}
     for number in wrong.tolist():
         said.setdefault(_number(recorded, live[:, number], scale, number), []).append(number)
-    return "; ".join(
-        f"number{'s' if numbers[1:] else ''} {_listed(numbers)} {words}"
-        for words, numbers in said.items()
-    )
+    return "; ".join(said_of(numbers, words) for words, numbers in said.items())
+
+
+_SINGULAR = {"hold": "holds", "differ,": "differs,", "are": "is"}
+
+
+def said_of(numbers: Sequence[int] | NDArray[np.intp], words: str) -> str:
+    """Return a sentence of numbers; ``words`` begin with the verb, as of several."""
+    if len(numbers) > 1:
+        return f"numbers {listed(numbers)} {words}"
+    verb, _, rest = words.partition(" ")
+    return f"number {listed(numbers)} {_SINGULAR[verb]} {rest}"
 
 
 def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
@@ -269,7 +284,7 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
     def off(values: Floats, unit: float) -> float:
         return float(np.abs(live - values).max() / unit)
 
-    for words, factor in _FACTORS.items():
+    for words, factor in FACTORS.items():
         if off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
             return f"hold {words} what was recorded"
     others = [
@@ -285,5 +300,6 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
     return words if best < _FITS_STATE else "differ, and nothing that was tried explains it"
 
 
-def _listed(numbers: Sequence[int] | NDArray[np.intp]) -> str:
+def listed(numbers: Sequence[int] | NDArray[np.intp]) -> str:
+    """Return numbers for a sentence."""
     return ", ".join(str(int(one)) for one in numbers)

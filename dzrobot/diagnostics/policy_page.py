@@ -1,0 +1,117 @@
+"""The page of a policy's examination: what was compared, side by side."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dzrobot.diagnostics.policy_checkup import CheckupLine, PolicyCheckup
+from dzrobot.importing import required
+from dzrobot.modality.input_variants import Floats, Image
+from dzrobot.modality.stats import Statistics
+from dzrobot.recording.media import encode_png
+
+COLUMNS = ("measured", "", "found", "differs", "matters", "s", "plans")
+"""Headings of a table of measurements."""
+
+_WORDS = {None: "", True: "yes", False: "no"}
+
+
+def cells(line: CheckupLine) -> tuple[str, ...]:
+    """Return one measurement as a row of a table, under :data:`COLUMNS`."""
+    differs, matters = _WORDS[line.differs], _WORDS[line.matters]
+    return (
+        line.step,
+        line.what,
+        line.found,
+        differs,
+        matters,
+        f"{line.seconds:.1f}",
+        str(line.plans),
+    )
+
+
+def check_can_write() -> None:
+    """Check that a page can be written, before work whose results are to be on it.
+
+    Raises:
+        MissingDependencyError: what a page needs is not installed.
+    """
+    required("a page", "report", "jinja2")
+
+
+def write_policy_page(file: Path, checkup: PolicyCheckup, lines: Sequence[CheckupLine]) -> None:
+    """Write the page of an examination that is over.
+
+    Args:
+        file: One HTML file, which opens from disk.
+        checkup: What was examined.
+        lines: Its measurements.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from dzrobot.rollout.pages.write import CheckupPage, write_checkup
+
+    assert checkup.verdict is not None, "it is over"
+    pictures = {
+        one.key: [(caption, _encoded(image)) for caption, image in one.pictures.items()]
+        for one in checkup.compared
+        if one.pictures
+    }
+    write_checkup(
+        file,
+        CheckupPage(
+            title=f"Why does {checkup.found.spec.label or 'the bundled policy'} fail?",
+            sentence=checkup.verdict.sentence, pictures=pictures, groups=list(_groups(checkup)),
+            columns=COLUMNS, rows=[cells(line) for line in lines],
+        ),
+    )  # fmt: skip
+
+
+def _groups(checkup: PolicyCheckup) -> Iterator[tuple[str, str, Mapping[str, object]]]:
+    from dzrobot.rollout.pages.write import plotted
+
+    names = [f"{part.key}[{i}]" for part in checkup.found.robot.state for i in range(part.dim)]
+    if checkup.live is not None and names:
+        recorded, live = checkup.live.states
+        bounds = _bounds(checkup)
+        shown = {}
+        for number, name in enumerate(names):
+            edges = [] if bounds is None else [
+                ("bounds", np.full(2, bound[number])) for bound in bounds
+            ]  # fmt: skip
+            both = [("recorded", recorded[:, number]), ("live", live[:, number])]
+            shown[name] = plotted([*both, *edges])
+        legend = "Recorded blue, live orange, bounds of the policy's statistics dashed."
+        yield "States, where recorded actions were repeated", legend, shown
+    if checkup.own is not None:
+        own = checkup.own
+        actions = [f"{p.key}[{i}]" for p in checkup.found.robot.action for i in range(p.dim)]
+        shown = {
+            name: plotted([("recorded", own.recorded[:, 0, n]), ("planned", own.planned[:, 0, n])])
+            for n, name in enumerate(actions)
+        }
+        legend = "Recorded blue, planned orange: the first action at each row that was asked about."
+        yield "Actions, on recorded rows", legend, shown
+
+
+def _bounds(checkup: PolicyCheckup) -> tuple[Floats, Floats] | None:
+    """Return the bounds (S,) of the policy's statistics; None: it has none here."""
+    found = checkup.found
+    if found.checkpoint is None:
+        return None
+    held = Statistics.from_metadata(found.checkpoint.metadata_file, found.robot).bounds
+    low, high = (
+        np.concatenate([np.atleast_1d(np.asarray(one, np.float64)) for one in bounds])
+        for bounds in (
+            [held[key].low for key in found.robot.state_keys],
+            [held[key].high for key in found.robot.state_keys],
+        )
+    )
+    return low, high
+
+
+def _encoded(image: Image) -> str:
+    return base64.b64encode(encode_png(image)).decode("ascii")
