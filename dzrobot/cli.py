@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dzrobot import __version__
+from dzrobot.commands import say_next
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
 from dzrobot.importing import current_folder_importable
@@ -223,6 +224,8 @@ def _run(program: str, argv: Sequence[str], command: ModuleType) -> int:
     sys.stderr.write(captured.getvalue())
     log_escaped()
     code: int = command.run(arguments)
+    if code == 0:
+        say_next(command.NEXT, arguments)
     return code
 
 

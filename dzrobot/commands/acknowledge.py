@@ -7,6 +7,8 @@ from dzrobot.commands.options import flags
 from dzrobot.envs.franka.safeguards.lock_and_stop import StopLatch
 from dzrobot.errors import ConfigError
 
+NEXT = "dzrobot doctor franka --config CELL.yaml --address {address}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot acknowledge``."""

@@ -35,6 +35,17 @@ PAIRS = 5
 _SETTINGS = tuple(BenchSettings.model_fields)
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.rate is not None:
+        return "dzrobot curve dit-steps=16 dit-steps=8 --env dzrobot/lift-v0 --output results/curve"
+    if arguments.json is not None:
+        return "dzrobot bench --against {json}"
+    return "dzrobot bench --json bench.json"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot bench``."""
     parser.description = (

@@ -5,6 +5,7 @@ import argparse
 from dzrobot.cluster import cluster_or
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import add_ray, read_cluster
+from dzrobot.commands.options.sampling import recorded_robot
 from dzrobot.errors import counted
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.demonstrations.collection import (
@@ -16,6 +17,8 @@ from dzrobot.rollout.demonstrations.tally import Tally
 from dzrobot.rollout.environment import FIRST_USE
 
 SUMMARY = "record demonstrations of the scripted expert as a LeRobot dataset"
+
+NEXT = "dzrobot inspect-data {output} --embodiment {robot}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
                 plan, arguments.output, format=(arguments.version, arguments.video),
                 workers=workers, report=show,
             )  # fmt: skip
+    arguments.robot = recorded_robot(arguments.output, plan.embodiment)
     print(
         f"{counted(done.kept, 'episode')} in {arguments.output} "
         f"({counted(done.attempts, 'attempt')}, "

@@ -19,6 +19,14 @@ from dzrobot.rollout.evaluation.tables import (
 from dzrobot.rollout.pages.predicted import predictions_table
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    # A page shows one or two runs.
+    return "dzrobot report {runs}" if len(arguments.runs) < 3 else "dzrobot compare {runs} --flips"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot compare``."""
     parser.description = (

@@ -8,6 +8,8 @@ from dzrobot.recording import consolidate
 
 DATA_MB, VIDEO_MB = 100.0, 200.0
 
+NEXT = "dzrobot push {path} OWNER/NAME"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot consolidate``."""

@@ -9,6 +9,8 @@ from dzrobot.policies.dreamzero.options import LooseWeights
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
 _DTYPES = ("float32", "bfloat16", "float16")
 
+NEXT = "dzrobot inspect {target}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""

@@ -36,6 +36,8 @@ COMMON = (
 
 EXAMPLE = 'dit-steps=16 solver-steps=4 "dit-steps=8 latency=0.1" "checkpoint=STUDENT quantize=int8"'
 
+NEXT = "dzrobot report {output}/{base}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot curve``."""
@@ -91,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     if len({one.folder for one in sets}) < len(sets):
         raise ConfigError("two sets of options have one name for their folders; keep one")
+
+    arguments.base = sets[0].folder
 
     def direct(session: EvaluationSession) -> int:
         return _evaluate(session, _with_times(sets, arguments), arguments)

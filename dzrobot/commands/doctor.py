@@ -42,6 +42,21 @@ class _Line(Protocol):
     def found(self) -> str: ...
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.kind == "franka":
+        workcell = "{workcell}" if arguments.workcell else "CELL.yaml"
+        return f"dzrobot eval --env Franka-PnP-v0 --env-arg workcell={workcell} --policy hold"
+    if arguments.kind == "device":
+        return "dzrobot record --workcell CELL.yaml --teleop {device} --output recordings"
+    if arguments.kind == "data":
+        return "dzrobot inspect-data {dataset} --embodiment TAG"
+    policy = "--checkpoint {checkpoint}" if arguments.checkpoint else "--policy {policy}"
+    return f"dzrobot eval {'--server {server}' if arguments.server else policy} --env ENV"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot doctor``."""
     parser.description = "The exit code is 1 when something failed."

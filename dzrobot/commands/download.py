@@ -52,6 +52,18 @@ PUBLISHED = {
 """The ids that the guides name."""
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.id is None:
+        return "dzrobot download OWNER/NAME"
+    known = PUBLISHED.get(arguments.id)
+    if arguments.dataset or (known is not None and known.kind == "dataset"):
+        return "dzrobot inspect-data {output} --embodiment TAG"
+    return "dzrobot inspect {output}"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot download``."""
     parser.description = (
@@ -85,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     kind: Kind = "dataset" if arguments.dataset else "model"
     target = arguments.output or flags.path(arguments.id.partition("/")[2])
+    arguments.output = target
     files = known.files if known else ()
     fetch_to(
         target, arguments.id, known.kind if known else kind, arguments.revision, list(files) or None

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+from dzrobot.commands import say_next
 from dzrobot.commands.options import flags
 from dzrobot.envs.emulators.kinematics import ARMS
 from dzrobot.envs.emulators.launcher import LARGEST_DOMAIN, EmulatorLauncher, LauncherAddress
@@ -13,6 +14,8 @@ from dzrobot.envs.emulators.scenes import EMPTY, LIFT, SERIALS
 
 SUMMARY = "start an emulated robot and cameras on the loopback interface"
 _LOOK_S = 0.2
+
+NEXT = "dzrobot init-workcell practice.yaml --address {host}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"cameras {', '.join(serials)} on the loopback camera bus; context settings:")
             print(f"  {json.dumps(emulators.camera_settings())}")
         print("Ctrl-C stops them.", flush=True)
+        say_next(NEXT, arguments)
         # A signal that comes just before an endless wait begins would not end it.
         while not stopped.is_set():
             time.sleep(_LOOK_S)

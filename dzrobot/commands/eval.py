@@ -34,6 +34,25 @@ EXAMPLE = (
 )
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.steps:
+        return "dzrobot plot {checkpoint}"
+    if arguments.perturb:
+        return "dzrobot report {output}/unperturbed"
+    if arguments.blind:
+        return "dzrobot compare {folders}"
+    if arguments.against:
+        return "dzrobot report {against} {output}"
+    if not is_default(arguments):
+        return "dzrobot report {output}"
+    # Its page is written: the next is another policy from the same starts.
+    other = "" if arguments.policy == "random" else "--policy random "
+    return f"dzrobot eval {other}--against {{output}}"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot eval``."""
     parser.description = (
@@ -66,8 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     return run_session(read_session(arguments), request.policy, direct)
 
 
-def _alone(session: EvaluationSession, request: EvaluationRequest, _: argparse.Namespace) -> int:
+def _alone(
+    session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
+) -> int:
     done = session.run(request)
+    arguments.output = done.folder
     return print_conclusion(session.console, done.summary, done.folder, done.title)
 
 
@@ -87,6 +109,7 @@ def _by_default(
     done = session.run(request)
     code = print_conclusion(session.console, done.summary, done.folder, done.title)
     report([done.folder])
+    arguments.output = done.folder
     return code
 
 
@@ -103,7 +126,10 @@ def _blind(
     session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
 ) -> int:
     from dzrobot.rollout.evaluation.studies.blind import evaluate_blind
+    from dzrobot.rollout.evaluation.studies.candidates import candidate_folders
 
+    output = session.parent("--blind")
+    arguments.folders = [output / name for name in candidate_folders(arguments.blind)]
     return evaluate_blind(session, request, arguments.blind)
 
 
@@ -120,7 +146,9 @@ def _against(
 ) -> int:
     from dzrobot.rollout.evaluation.studies.comparisons import evaluate_against
 
-    return evaluate_against(session, request, arguments.against, stop_early=arguments.stop_early)
+    base, early = arguments.against, arguments.stop_early
+    code, arguments.output = evaluate_against(session, request, base, stop_early=early)
+    return code
 
 
 STUDIES: Mapping[str, Callable[[EvaluationSession, EvaluationRequest, argparse.Namespace], int]] = {

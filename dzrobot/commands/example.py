@@ -16,6 +16,15 @@ _PACKAGED, _OF_CHECKOUT = "dzrobot_examples", "examples"
 """Folders beside the package: of a wheel, and of a checkout."""
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.name is None:
+        return "dzrobot example loop.py"
+    return "python {output} --help" if arguments.output.suffix == ".py" else "dzrobot example"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot example``."""
     parser.add_argument(
@@ -39,13 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     file = find(known, "example", arguments.name)
     output = arguments.output or Path(file.name)
+    arguments.output = output
     if output.exists():
         raise ConfigError(f"{output} exists: name another file with --output")
     with explained(f"write {output}", ConfigError):
         # Its own words say how it is called in a checkout.
         text = file.read_text(encoding="utf-8").replace(f"{_OF_CHECKOUT}/{file.name}", output.name)
         write_text(output, text)
-    print(f"wrote {output}" + (f"; next: python {output} --help" if file.suffix == ".py" else ""))
+    print(f"wrote {output}")
     return 0
 
 

@@ -4,6 +4,8 @@ import argparse
 
 from dzrobot.commands.options import flags
 
+NEXT = "dzrobot eval --checkpoint {output} --env ENV"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
@@ -35,5 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
     run, step = arguments.run, arguments.step
     saved = find_checkpoint(run if step is None else step_folder(run, step))
     done = export_saved(saved, arguments.output, tuple(arguments.base))
+    arguments.output = done.path
     print(f"wrote {done.tensors} tensors of step {saved.step} to {done.path}")
     return 0

@@ -7,6 +7,8 @@ from dzrobot.envs.libero.hdf5 import find_demonstrations, import_demonstrations
 from dzrobot.errors import counted
 from dzrobot.progress import progress_bar
 
+NEXT = "dzrobot inspect-data {output} --embodiment libero_sim"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot import-hdf5``."""

@@ -21,6 +21,13 @@ from dzrobot.training.recipes.rlinf_import import Imported, Note, import_compose
 _WIDTH = 98
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    return "sh {output}" if arguments.output.suffix == ".sh" else "dzrobot plan {output}"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot import-rlinf``."""
     parser.description = (
@@ -46,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     evaluates = is_evaluation(composed.values)
     suffix = "sh" if evaluates else "yaml"
     output: Path = arguments.output or flags.path(f"{source.stem}_dzrobot.{suffix}")
+    arguments.output = output
     if output.exists():
         raise ConfigError(f"{output} exists; give another --output, or move it away")
     head = [f"Written by `dzrobot import-rlinf {source.name}`."]

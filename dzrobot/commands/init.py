@@ -3,11 +3,18 @@
 import argparse
 
 from dzrobot.commands.options import flags
-from dzrobot.commands.options.sampling import add_damaged, add_sampling, sampled_robot
+from dzrobot.commands.options.sampling import (
+    add_damaged,
+    add_sampling,
+    sampled_robot,
+    training_words,
+)
 from dzrobot.progress import waiting
 from dzrobot.training.tiny.fit_plan import SIZES, AutoencoderPlan
 
 SUMMARY = "write a small untrained checkpoint, its autoencoder fitted to recordings"
+
+NEXT = "dzrobot train {words}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = FittedTo(embodiment=robot, datasets=arguments.dataset, metadata=arguments.metadata)
     recipe = write_fitted_checkpoint(arguments.output, target, plan, arguments.size)
+    arguments.words = [
+        *training_words(arguments, arguments.embodiment, datasets),
+        f"model.metadata_json_path={arguments.metadata}",
+        f"model.model_path={arguments.output}",
+    ]
     where = "held-out episodes" if plan.held_out else "the same episodes"
     print(
         f"{arguments.output}: mean absolute error of decoded pixels {recipe['error']:.4f} in clips "

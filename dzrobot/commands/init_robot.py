@@ -17,6 +17,8 @@ from dzrobot.training.data.draft_file import NAME, draw_sheet, robot_file
 
 SUMMARY = "write the file of your own robot from a dataset of it, with a sheet of its pictures"
 
+NEXT = "dzrobot inspect-data {dataset} --embodiment {reference}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init-robot``."""
@@ -63,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     _report(draft)
     print(f"wrote {file}")
     _absent(catalog)
-    reference, sheet = f"{file.stem}:{NAME}", file.with_name(f"{file.stem}_sheet.html")
+    arguments.reference = f"{file.stem}:{NAME}"
+    sheet = file.with_name(f"{file.stem}_sheet.html")
     try:
         robot: Embodiment = runpy.run_path(str(file))[NAME]
     except ConfigError as error:
@@ -75,10 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"wrote {sheet}: {counted(shown, 'episode')}; do cameras and instructions fit?")
     except DatasetError as error:
         print(f"no contact sheet: {error}")
-    print(
-        f"train: dzrobot train tiny_cpu model.embodiment_tag={reference} "
-        f"data.train_data_paths={arguments.dataset}"
-    )
     return 0
 
 

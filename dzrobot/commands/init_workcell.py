@@ -12,6 +12,8 @@ from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.teaching import write_taught
 from dzrobot.errors import ConfigError
 
+NEXT = "dzrobot doctor franka --config {file}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot init-workcell``."""
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     described = load_workcell(None, given)
     _require_answers()
     write_taught(file, described, _ask, print, task=arguments.task or "")
-    print(f"wrote {file}; look it over, then: dzrobot doctor franka --config {file}")
+    print(f"wrote {file}; look it over")
     return 0
 
 

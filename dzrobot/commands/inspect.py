@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from dzrobot.policies.dreamzero.checkpoints.inspection import Report
 
+NEXT = "dzrobot eval --checkpoint {checkpoint} --env ENV"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""

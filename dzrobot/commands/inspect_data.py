@@ -21,6 +21,8 @@ SUMMARY = "show which columns feed an embodiment, count windows, find damaged fi
 
 SHOWN = 20
 
+NEXT = "dzrobot stats {embodiment} --dataset {path} --output metadata.json"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot inspect-data``."""

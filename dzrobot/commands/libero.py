@@ -20,6 +20,18 @@ WIDTH = 160
 """Columns of a table that goes into a file."""
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.action == "setup":
+        return "dzrobot libero check"
+    if arguments.action == "check":
+        return "dzrobot libero list --benchmark LIBERO"
+    suite = arguments.suite[0] if arguments.suite else "libero_object"
+    return f"dzrobot eval --suite {suite} --tasks 0 --episodes 1"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot libero``."""
     parser.description = __doc__
@@ -63,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments.suite, wanted)
     packages = [package for package in (PRO, PLUS) if getattr(arguments, package.flag[2:])]
     set_up(arguments.assets, arguments.suite, packages, partial(print, flush=True))
-    print("LIBERO is ready: `dzrobot libero check` shows the details.")
+    print("LIBERO is ready")
     return 0
 
 

@@ -12,6 +12,8 @@ from dzrobot.rollout.evaluation.tables import print_conclusion, title
 
 SUMMARY = "put shards of one evaluation together"
 
+NEXT = "dzrobot report {output}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot merge``."""

@@ -16,6 +16,8 @@ SUMMARY = "check a training run and tell what it will need"
 _TRIALS = 3
 """Measurements of a few steps each."""
 
+NEXT = "dzrobot train {recipe} {overrides}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot plan``."""

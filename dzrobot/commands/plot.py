@@ -7,6 +7,16 @@ from dzrobot.commands.options import flags
 from dzrobot.training.run.training_curves import draw
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    run: Path = arguments.runs[0]
+    if (run / "checkpoints").is_dir():
+        return "dzrobot eval --checkpoint {run} --steps all --env ENV"
+    return "dzrobot report {run}/step_N"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot plot``."""
     parser.description = (
@@ -24,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw, and say where."""
+    arguments.run = arguments.runs[0]
     output: Path = arguments.output or arguments.runs[0] / "plots"
     for path in draw(arguments.runs, output):
         print(path)

@@ -6,6 +6,8 @@ from dzrobot.commands.options import flags
 from dzrobot.errors import CheckpointError
 from dzrobot.policies.dreamzero.checkpoints.hub import push_folder
 
+NEXT = "dzrobot download {id}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``dzrobot push``."""

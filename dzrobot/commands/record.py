@@ -12,6 +12,7 @@ from dzrobot.commands.options.arm import (
     workcell_arguments,
 )
 from dzrobot.commands.options.policy import declare_policy, read_policy
+from dzrobot.commands.options.sampling import recorded_robot
 from dzrobot.declared import declared
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.spec import Embodiment
@@ -38,6 +39,8 @@ _NOT_SAID = (*ELSEWHERE, "noise", "video")
 
 KEYBOARD = "keyboard"
 """Drives without being a device to hold: what other tools call ``--teleop keyboard``."""
+
+NEXT = "dzrobot inspect-data {output} --embodiment {robot}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
         format=(arguments.version, arguments.video),
         operator=replace(operator, title="dzrobot record", log=log, asks_reason=True),
     )  # fmt: skip
-    return 0 if record(planned, print) else 1
+    if not record(planned, print):
+        return 1
+    arguments.robot = recorded_robot(arguments.output, None)
+    return 0
 
 
 def _driver(arguments: argparse.Namespace) -> Driving:

@@ -3,10 +3,20 @@
 import argparse
 
 from dzrobot.commands.options import flags
+from dzrobot.commands.options.sampling import recorded_robot
 from dzrobot.documents import shorten
 from dzrobot.errors import ConfigError, counted
 from dzrobot.progress import progress_bar
 from dzrobot.recording.relabel import Relabeling, described, drop, relabel
+
+
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.episode is None:
+        return "dzrobot relabel {dataset} --episode 0 --failure REASON"
+    return "dzrobot stats {robot} --dataset {dataset} --output metadata.json"
+
+
+NEXT = _next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
             relabel(arguments.dataset, arguments.episode, labels, advance)
     count = len(arguments.episode)
     print(f"{arguments.dataset}: {counted(count, 'episode')} {_done(arguments, labels)}")
-    print("Measure the training statistics again: dzrobot stats")
+    print("The training statistics are of the recording as it was: measure them again.")
+    arguments.robot = recorded_robot(arguments.dataset, None)
     return 0
 
 

@@ -25,6 +25,8 @@ from dzrobot.rollout.environment import (
     needed_robot,
 )
 
+NEXT = "dzrobot doctor data {dataset}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot replay``."""

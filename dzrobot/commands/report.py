@@ -17,6 +17,15 @@ RERUN_FOLDER = "rerun"
 """Folder of recordings, beside the page; of two evaluations, each has a folder in it."""
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.other is None:
+        return "dzrobot compare {results} RESULTS_B"
+    return "dzrobot compare {results} {other} --flips"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot report``."""
     parser.description = (

@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dzrobot.commands import say_next
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import declare_policy, read_access, read_policy
 from dzrobot.declared import declared
@@ -31,6 +33,8 @@ COMMON = (
 
 _NOT_SERVED = (*ELSEWHERE, "execute")
 """Fields of a policy that clients decide, or that are of no policy here."""
+
+NEXT = "dzrobot eval --server {address} --env ENV"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.record is not None:
             recorder = stack.enter_context(contextlib.closing(Recorder(arguments.record, robot)))
         server = PolicyServer(policy, options, card=found.card(policy), recorder=recorder)
-        return asyncio.run(_until_stopped(server, robot.tag))
+
+        def ready() -> None:
+            _print_addresses(server, robot.tag)
+            arguments.address = server.options.url(server.ports[0])
+            # A program that started this server has the address already.
+            if PARENT_VARIABLE not in os.environ:
+                say_next(NEXT, arguments)
+
+        return asyncio.run(_until_stopped(server, ready))
 
 
-async def _until_stopped(server: PolicyServer, tag: str) -> int:
+async def _until_stopped(server: PolicyServer, announce: Callable[[], None]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -83,7 +95,7 @@ async def _until_stopped(server: PolicyServer, tag: str) -> int:
 
         def ready() -> None:
             busy.close()
-            _print_addresses(server, tag)
+            announce()
 
         return await server.run(stop, ready=ready)
 

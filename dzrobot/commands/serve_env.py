@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dzrobot.code_identity import CODE, code_with
+from dzrobot.commands import say_next
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import read_access
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
@@ -22,6 +23,8 @@ from dzrobot.rollout.environment import (
     omitter,
 )
 from dzrobot.rollout.evaluation.card import library_versions
+
+NEXT = "dzrobot eval --env dzrobot/remote-v0 --env-arg server={address}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     server = EnvServer(maker, options)
     try:
         with terminable():
-            _print_what(arguments.env, made, options.url(server.port))
+            arguments.address = options.url(server.port)
+            _print_what(arguments.env, made, arguments.address)
+            say_next(NEXT, arguments)
             server.run()
     except KeyboardInterrupt:
         return 0

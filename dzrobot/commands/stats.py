@@ -12,6 +12,7 @@ from dzrobot.commands.options.sampling import (
     add_recorded,
     add_sampling,
     sampled_robot,
+    training_words,
 )
 from dzrobot.documents import read_json
 from dzrobot.embodiments.spec import Embodiment
@@ -27,6 +28,8 @@ SUMMARY = "measure normalization statistics of LeRobot datasets"
 
 COLUMNS = {"state": "observation.state", "action": "action"}
 """LeRobot's own names of the columns, for a robot without code."""
+
+NEXT = "dzrobot train {words}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +156,10 @@ def run(arguments: argparse.Namespace) -> int:
     for kind, parts in entry["statistics"].items():
         for name, table in parts.items():
             print(f"{kind}.{name}  q01 {_numbers(table['q01'])}  q99 {_numbers(table['q99'])}")
+    tag = arguments.embodiment or arguments.named or "MODULE:NAME"
+    arguments.words = [
+        *training_words(arguments, tag, arguments.dataset), f"model.metadata_json_path={output}",
+    ]  # fmt: skip
     for warning in narrow_columns(entry):
         print(f"WARNING {warning}")
     print(f"{output}: {embodiment.tag}, {len(entry['provenance']['datasets'])} dataset(s)")

@@ -27,6 +27,15 @@ COMMON = (
 """Flags that ``--help`` shows; ``--help-all`` shows every one."""
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.confirm == 0 and len(arguments.folders) > 1:
+        return "dzrobot compare {folders}"
+    return f"dzrobot report {{output}}/{CONFIRMATION}"
+
+
+NEXT = _next
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot sweep``."""
     parser.description = (
@@ -61,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     candidates = read_candidates(
         request, arguments.policies, lambda folder: output / folder, taken=[CONFIRMATION]
     )
+
+    arguments.folders = [one.folder for one in candidates.values()]
 
     def direct(session: EvaluationSession) -> int:
         return evaluate_sweep(session, candidates, arguments.confirm)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dzrobot.commands import say_next
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_damaged, damaged_words
 from dzrobot.configuration import field_notes
@@ -35,6 +36,17 @@ INSTEAD = {
     "--config": "the recipe is the first word: dzrobot train FILE.yaml",
 }
 """Options of other trainers, and what to type here."""
+
+
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.recipe is None:
+        return "dzrobot plan tiny_cpu"
+    if arguments.exported is None:
+        return "dzrobot export {run}"
+    return "dzrobot eval --checkpoint {exported} --env ENV"
+
+
+NEXT = _next
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,14 +95,24 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("torchrun has started the processes already: leave --processes out")
     if alone:
         words += _begun(args.recipe, words[1:], args.processes or 1)
+    code = main(words) if args.processes is None else launch(words, args.processes)
+    if code == 0:
+        args.run, args.exported = _written(args.recipe, words[1:])
+        say_next(NEXT, args)
     if args.processes is not None:
-        return launch(words, args.processes)
-    code = main(words)
+        return code
     if "torch" in sys.modules:
         # See launch.end_process: with process groups open, the interpreter must not be torn down
         # around them.
         end_process(code)
     return code
+
+
+def _written(recipe: str, overrides: Sequence[str]) -> tuple[Path, Path | None]:
+    """Return the folder of a run, and what it has exported last, if anything."""
+    _, config = read_recipe(recipe, overrides)
+    run = config.runner.output_dir
+    return run, max((run / "export").glob("step_*[0-9]"), default=None)
 
 
 def _begun(recipe: str, overrides: Sequence[str], processes: int) -> Iterator[str]:

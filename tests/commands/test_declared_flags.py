@@ -1,15 +1,17 @@
 """An option is declared in one field: parser, policy and card have it without another edit."""
 
 import argparse
+import shlex
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
 
-from dzrobot.cli import build_parser
-from dzrobot.commands import curve, record, serve, sweep
+from dzrobot.cli import available, build_parser, main
+from dzrobot.commands import curve, following, record, serve, sweep
 from dzrobot.commands import eval as evaluate
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import read_policy
@@ -135,3 +137,115 @@ def test_own_options_come_first_and_a_command_leaves_some_out():
     assert [*shown] == ["--count", "--share", "--either", "--loud", "--wait-ms", "--pace"]
     assert shown["--count"] == "otherwise"
     assert shown["--share"] == "how much (default: 0.5)"
+
+
+ENDED = {
+    "acknowledge 10.0.0.2": {},
+    "bench": {},
+    "bench --json b.json": {},
+    "bench --rate 15": {},
+    "collect --env dzrobot/lift-v0 --output 'my lift'": {"robot": "libero_sim@128x128"},
+    "compare a b": {},
+    "compare a b c": {},
+    "compare a --published 3/4": {},
+    "consolidate data": {},
+    "convert one.pt two": {},
+    "curve dit-steps=16 --output c": {"base": "dit-steps=16"},
+    "doctor franka": {},
+    "doctor franka --config cell.yaml": {},
+    "doctor device spacemouse": {},
+    "doctor data data": {},
+    "doctor policy --checkpoint c --dataset d": {},
+    "doctor policy --policy m:f --dataset d": {},
+    "doctor policy --server ws://h:1 --dataset d": {},
+    "download": {},
+    "download owner/name --output there": {},
+    "download owner/name --output there --dataset": {},
+    "emulate franka": {},
+    "eval": {"output": Path("results/a b")},
+    "eval --policy random": {"output": Path("results/a")},
+    "eval --env dzrobot/lift-v0": {"output": Path("results/a")},
+    "eval --checkpoint run --steps all --env dzrobot/lift-v0": {"output": None},
+    "eval --perturb camera --env dzrobot/lift-v0 --output p": {},
+    "eval --env dzrobot/lift-v0 --against a": {"output": Path("results/b")},
+    "eval --env E --blind random hold --output t": {"folders": [Path("t/random"), Path("t/hold")]},
+    "example": {},
+    "example loop.py": {"output": Path("loop.py")},
+    "example train.sbatch": {"output": Path("train.sbatch")},
+    "export run": {"output": Path("run/export/step_5")},
+    "import-hdf5 a.hdf5 --output data": {},
+    "import-rlinf a.yaml": {"output": Path("a_dzrobot.yaml")},
+    "import-rlinf e.yaml --output e.sh": {"output": Path("e.sh")},
+    "init start --dataset a b --metadata m.json": {"words": ["tiny_cpu", "data.pad_tail=True"]},
+    "init-robot data": {"reference": "robot:ROBOT"},
+    "init-workcell cell.yaml --address emulated": {},
+    "inspect checkpoint": {},
+    "inspect-data data --embodiment libero_sim@64x64": {},
+    "libero setup": {},
+    "libero check": {},
+    "libero list": {},
+    "libero list --suite libero_goal": {},
+    "merge whole a b": {},
+    "plan tiny_cpu": {},
+    "plan tiny_cpu --gpus 8 data.train_data_paths=[a,b]": {},
+    "plot run": {"run": Path("run")},
+    "push export owner/name": {},
+    "record --output data": {"robot": "franka_pnp"},
+    "relabel data": {},
+    "relabel data --episode 1 --success": {"robot": "franka_pnp"},
+    "replay data": {},
+    "report a": {},
+    "report a b": {},
+    "serve": {"address": "ws://localhost:8000"},
+    "serve-env dzrobot/lift-v0": {"address": "ws://localhost:9000"},
+    "stats libero_mini --dataset a --output m.json": {"words": ["mini_lift_cpu"]},
+    "sweep a b --env E --output s": {"folders": [Path("s/a"), Path("s/b")]},
+    "sweep a b --env E --output s --confirm 0": {"folders": [Path("s/a"), Path("s/b")]},
+    "train --list-recipes": {},
+    "train tiny_cpu": {"run": Path("logs/a"), "exported": Path("logs/a/export/step_5")},
+    "train tiny_cpu checkpoint.export=false": {"run": Path("logs/a"), "exported": None},
+}  # fmt: skip
+"""Lines that have ended well -> what the command found."""
+
+
+def parsed(words):
+    """Return the module and arguments of a line, which must be one that is taken."""
+    assert words[0] == "dzrobot"
+    command = import_module(available()[words[1]])
+    parser = build_parser(words[1], command)
+    nested = parser._subparsers is not None
+    parse = parser.parse_args if nested else parser.parse_intermixed_args
+    return command, parse(words[2:])
+
+
+def test_every_command_is_among_those_that_have_ended():
+    assert {shlex.split(line)[0] for line in ENDED} == {*available()}
+
+
+@pytest.mark.parametrize("line", ENDED)
+def test_the_command_that_comes_next_is_one_that_parses(line):
+    command, arguments = parsed(["dzrobot", *shlex.split(line)])
+    vars(arguments).update(ENDED[line])
+    words = following(command.NEXT, arguments)
+    assert not [word for word in words if "{" in word or "None" in word], words
+    if words[0] == "dzrobot":
+        parsed(words)
+    else:
+        assert words[0] in ("python", "sh")
+
+
+def test_it_is_said_once_after_success_and_on_stderr(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["example", "loop.py"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "wrote loop.py\n"
+    assert said.err == "next: python loop.py --help\n"
+    assert main(["example", "loop.py"]) == 2
+    assert "next:" not in capsys.readouterr().err
+
+
+def test_names_with_blanks_stay_one_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["example", "loop.py", "--output", "my {loop}.py"]) == 0
+    line = capsys.readouterr().err.removeprefix("next: ")
+    assert shlex.split(line) == ["python", "my {loop}.py", "--help"]

@@ -75,7 +75,7 @@ def export(components: TrainingComponents, step: int) -> Path:
     if components.world.is_main:
         with trained.shared():
             _write(components, trained, target)
-        _log.info("exported %s; next: dzrobot eval --checkpoint %s --env ENV", target, target)
+        _log.info("exported %s", target)
     else:
         trained.share()
     dist.barrier(group=components.world.host_group)

@@ -1,13 +1,17 @@
 """Flags that say how a run cuts samples, which several commands share."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from dzrobot.commands.options import flags
+from dzrobot.documents import read_json
+from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.embodiments.spec import Embodiment, Recorded
 from dzrobot.embodiments.timing import FRAME_GRIDS
-from dzrobot.recording.formats import EPISODE_CHOICES
+from dzrobot.errors import DatasetError
+from dzrobot.recording.formats import EPISODE_CHOICES, INFO
 from dzrobot.training.recipes.read import recipe_sections, robot_of_run
 from dzrobot.training.sft_config import DamagedFiles, DataConfig, ModelConfig
 
@@ -84,3 +88,46 @@ def sampled_robot(
     if (damaged := vars(arguments).get("damaged")) is not None:
         sections["data"]["on_corrupt"] = damaged
     return robot_of_run(tag, datasets, sections)
+
+
+def training_words(
+    arguments: argparse.Namespace, tag: str, datasets: Sequence[str | Path]
+) -> list[str]:
+    """Return what `dzrobot train` is given for a run that cuts samples as the flags say.
+
+    Args:
+        arguments: With the flags of :func:`add_sampling`.
+        tag: Robot of the recordings.
+        datasets: Their folders, or names on the hub.
+    """
+    paths = ",".join(map(str, datasets))
+    said = {f"{section}.{name}": vars(arguments)[name] for section, name in _OF_A_RUN}
+    return [
+        arguments.recipe or _RECIPES.get(tag, "tiny_cpu"),
+        f"model.embodiment_tag={tag}",
+        f"data.train_data_paths={paths if len(datasets) == 1 else f'[{paths}]'}",
+        *(f"{name}={value}" for name, value in said.items() if value not in (None, False)),
+    ]
+
+
+_RECIPES = {"libero_mini": "mini_lift_cpu"}
+"""Recipe of a small network for a robot, where it is not the general one."""
+
+
+def recorded_robot(folder: Path, named: str | None) -> str:
+    """Return how a command names the robot of a recording, image size included.
+
+    Args:
+        folder: Of the recording.
+        named: What a user called it; None: what the recording says.
+    """
+    if named is not None or not (folder / INFO).is_file():
+        return named or "TAG"
+    info = read_json(folder / INFO, dict[str, Any], DatasetError)
+    robot = EMBODIMENTS.get(info["robot_type"])
+    if robot is None:
+        return "MODULE:NAME"
+    sizes = {tuple(info["features"][view.feature]["shape"][:2]) for view in robot.views}
+    (height, width) = sizes.pop() if len(sizes) == 1 else robot.views[0].resolution
+    fits = all(view.resolution == (height, width) for view in robot.views)
+    return robot.tag if fits else f"{robot.tag}@{height}x{width}"

@@ -126,10 +126,7 @@ def print_conclusion(
         console.print(line, markup=False, soft_wrap=True)
     if size := predictions_size(output):
         console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
-    console.print(
-        f"results in {output}; `dzrobot report {output}` shows every episode",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    console.print(f"results in {output}", markup=False, soft_wrap=True)
     if summary.complete or (enough and not summary.causes):
         return 0 if summary.acted else 1
     causes = [f"{count} {cause}" for cause, count in sorted(summary.causes.items())]

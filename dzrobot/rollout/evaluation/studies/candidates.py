@@ -130,8 +130,7 @@ def evaluate_steps(
     console.print(scores_table(title, "step", {str(score.step): score for score in scores}))
     console.print(
         f"A checkpoint picked by this table has a score {SELECTED}: too high for it. Measure it "
-        f"once more on others, as `dzrobot sweep` does. `dzrobot plot {run}` draws the table; "
-        f"results in {whole}",
+        f"once more on others, as `dzrobot sweep` does. Results in {whole}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     return 0 if complete else 1

@@ -71,8 +71,8 @@ class Baseline:
 
 def evaluate_against(
     session: EvaluationSession, request: EvaluationRequest, base: Path, *, stop_early: bool
-) -> int:
-    """Evaluate, and compare with the earlier results in ``base``; return the exit code.
+) -> tuple[int, Path]:
+    """Evaluate, and compare with the earlier results in ``base``; return exit code and folder.
 
     Args:
         session: Runs the evaluation.
@@ -90,7 +90,7 @@ def evaluate_against(
         session.console, done.summary, done.folder, done.title, enough=baseline.decided(own)
     )
     baseline.print(session.console, own)
-    return code
+    return code, done.folder
 
 
 def evaluate_perturbed(
@@ -125,11 +125,7 @@ def evaluate_perturbed(
         write_json(output / GOALS_FILE, {name: one.model_dump() for name, one in goals.items()})
         console.print(scores_table("goals asked for, and goals of the same starts that were not",
                                    "goal", goals))  # fmt: skip
-    console.print(
-        f"`dzrobot report {folders[0]} {folders[-1]}` shows a pair; results in {output}",
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print(f"results in {output}", markup=False, soft_wrap=True)
     return 0 if complete else 1
 
 
