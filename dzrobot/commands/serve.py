@@ -39,6 +39,7 @@ NEXT = "dzrobot eval --server {address} --env ENV"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot serve``."""
+    parser.set_defaults(address="ws://HOST:PORT")
     parser.description = (
         "Serve a policy to clients of openpi, RoboArena, DreamZero, Arena, RoboLab, MolmoSpaces "
         "and vLLM-Omni, and to `dzrobot eval --server`. Without a key, to this machine alone."

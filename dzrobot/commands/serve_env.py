@@ -29,6 +29,7 @@ NEXT = "dzrobot eval --env dzrobot/remote-v0 --env-arg server={address}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot serve-env``."""
+    parser.set_defaults(address="ws://HOST:PORT")
     parser.description = (
         "Serve an environment to `dzrobot eval --env dzrobot/remote-v0 --env-arg "
         "server=ws://HOST:PORT` elsewhere: in another Python environment, or on another machine. "

@@ -14,6 +14,7 @@ import os
 from dzrobot.errors import ConfigError
 
 SUMMARY = "do what is asked"
+NEXT = "dzrobot example"
 
 def add_arguments(parser):
     parser.add_argument("what")

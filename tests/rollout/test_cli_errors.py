@@ -125,7 +125,7 @@ def test_unknown_option_is_suggested(capsys):
 
 def test_options_may_stand_between_positionals(tmp_path, monkeypatch):
     body = (
-        "SUMMARY = 'try options'\nseen = []\n"
+        "SUMMARY = 'try options'\nNEXT = 'dzrobot example'\nseen = []\n"
         "def add_arguments(parser):\n"
         "    parser.add_argument('recipe'); parser.add_argument('rest', nargs='*')\n"
         "    parser.add_argument('--gpus', type=int)\n"

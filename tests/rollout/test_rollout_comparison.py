@@ -95,6 +95,28 @@ def test_a_refused_report_leaves_no_folder(folders, capsys):
     assert not (folders / "still" / "report").exists()
 
 
+def test_a_run_beside_an_unlike_one_is_told_so_when_it_begins(tmp_path, capsys):
+    def evaluated(folder, *more):
+        line = ["eval", "--env", "dzrobot/point-v0", "--episodes", "1", "--workers", "0"]
+        line += ["--videos", "none", "--output", str(tmp_path / folder)]
+        assert cli.main([*line, *more]) == 0
+        return capsys.readouterr().out
+
+    assert "note:" not in evaluated("first", "--policy", "hold", "--seed", "3")
+    # Another policy with other pictures is compared.
+    same = ("--policy", "random", "--seed", "3", "--env-arg", "resolution=48")
+    assert "note:" not in evaluated("same", *same)
+    (note,) = [line for line in evaluated("other", "--policy", "random").splitlines()
+               if line.startswith("note:")]  # fmt: skip
+    assert "seed (3 there, 0 here)" in note
+    assert note.endswith("alike with: --seed 3")
+    # What is resumed has been told; a damaged neighbor is no fault of this run.
+    (tmp_path / "same" / "card.json").write_text("{")
+    assert "note:" not in evaluated("other", "--policy", "random")
+    shown = evaluated("another", "--policy", "hold", "--seed", "3")
+    assert f"compare with {tmp_path / 'other'}" in shown
+
+
 def test_at_the_command_line(folders, tmp_path, capsys):
     out = tmp_path / "numbers.json"
     both = [str(folders / "still"), str(folders / "steer")]

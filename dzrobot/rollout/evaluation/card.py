@@ -292,6 +292,55 @@ def refuse_unlike(
     )
 
 
+def unlike_beside(folder: Path, card: Mapping[str, Any]) -> str:
+    """Return that the newest evaluation beside ``folder`` could not be compared, and how it could.
+
+    Args:
+        folder: Of an evaluation that begins.
+        card: Of that evaluation.
+
+    Returns:
+        One line; empty where there is none of the same suites, or its conditions are the same.
+    """
+    beside = [path for path in folder.parent.glob(f"*/{CARD_FILE}") if path.parent != folder]
+    for path in sorted(beside, key=_changed, reverse=True)[:_MOST_BESIDE]:
+        try:
+            other = read_card(path.parent)
+        except ProtocolError:
+            # What lies beside need not be whole for this evaluation to begin.
+            continue
+        if {*other["suites"]} == {*card["suites"]}:
+            return _unlike(other, card, path.parent)
+    return ""
+
+
+_MOST_BESIDE = 50
+"""Cards that are looked at: a folder of results may hold thousands."""
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was written last; 0 where it has gone meanwhile."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: Path) -> str:
+    """Return in one line why the second evaluation does not compare with the first in ``here``."""
+    left_out = may_differ()
+    compared = [
+        _conditions({name: value for name, value in card.items() if name not in left_out})
+        for card in (one, other)
+    ]
+    found = [f"{name} ({a} there, {b} here)" for name, a, b in _differences(*compared, "")]
+    if not found:
+        return ""
+    options = alike(one, other)
+    advice = f"; alike with: {' '.join(options)}" if options else ""
+    return f"note: will not compare with {here}, which differs in {preview(found, 2)}{advice}"
+
+
 _OPTIONS = {
     "seed": "--seed", "max_steps": "--max-steps", "tasks": "--tasks", "protocol": "--protocol",
     "episodes_per_task": "--episodes",

@@ -23,6 +23,7 @@ from dzrobot.rollout.environment import (
     make_environment,
 )
 from dzrobot.rollout.evaluation.card import (
+    CARD_FILE,
     card_digest,
     keep_card,
     own_code,
@@ -31,6 +32,7 @@ from dzrobot.rollout.evaluation.card import (
     refuse_other_code,
     refuse_unlike,
     tasks_by_axis,
+    unlike_beside,
     with_code_of,
 )
 from dzrobot.rollout.evaluation.planning import (
@@ -364,6 +366,10 @@ class EvaluationSession:
             options = replace(options, workers=0)
         options = ending(options, opened.card)
         print_card(self.console, opened.card, folder)
+        # Of several evaluations, the study says how they differ.
+        begins = output is None and not (folder / CARD_FILE).exists()
+        if begins and (note := unlike_beside(folder, opened.card)):
+            self.say(note)
         with self.logger(self.project if is_tracked else None, folder, opened.card) as log:
             run = self._run_on_arm if opened.plan.moves_an_arm else _run_in_simulation
             summary = run(opened, folder, options)
