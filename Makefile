@@ -114,6 +114,7 @@ system:
 		sh .ci/system-libraries
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
+	@echo "installing into $(VENV), nearly 5 GB: some minutes, in which pip says nothing"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77"
 	$(BIN)/python $(INSTALL) "$(TORCH)"

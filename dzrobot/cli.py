@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from dzrobot import __version__
 from dzrobot.commands import say_next
 from dzrobot.documents import shorten
 from dzrobot.errors import DzrobotError, StoppedError, printable, suggest
-from dzrobot.importing import current_folder_importable
+from dzrobot.importing import current_folder_importable, raised_at
 from dzrobot.process import (
     Terminated,
     end_with_launcher,
@@ -163,7 +162,7 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
         # it is imported.
         _report(
             f"{program}: code of yours called sys.exit({'' if stop.code is None else stop.code!r}) "
-            f"{_place(stop)}, which would end the command; raise an error there instead"
+            f"({raised_at(stop)}), which would end the command; raise an error there instead"
         )
         return FAULT
     except KeyboardInterrupt as error:
@@ -183,11 +182,6 @@ def _loading(program: str) -> Iterator[None]:
 
     with waiting(f"loading {program}"):
         yield
-
-
-def _place(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"in {last.filename}, line {last.lineno}"
 
 
 def _report(message: str) -> None:

@@ -180,20 +180,30 @@ def load_module(name: str, what: str) -> ModuleType:
 
 def _failed(name: str, what: str, error: Exception) -> ConfigError:
     """Return the error of a module that raises one while it is imported, in two lines."""
-    frames = traceback.extract_tb(error.__traceback__)
-    # Neither the importer's machinery nor the library that it calls: the user's own lines.
-    own = [f for f in frames if not f.filename.startswith(("<", __file__, importlib.__file__))]
-    folder = str(Path(own[0].filename).parent) if own else ""
-    written = [f for f in own if f.filename.startswith(folder)]
-    place = f"{written[-1].filename}:{written[-1].lineno}" if written else ""
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename}:{error.lineno}"
     raised = error.msg if isinstance(error, SyntaxError) else str(error)
     text = f"{type(error).__name__}: {raised}"
     if isinstance(error, DzrobotError):
         text = raised
     shown = printable(" ".join(text.split()))
+    place = raised_at(error)
     return ConfigError(f"{what}: the module {name!r} does not import:\n{shown} ({place})")
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the line of a user's code that an error comes from, as ``file:line``.
+
+    Of a module that is being imported that is a line of its own, not one of a library it calls.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    imported = next((n for n, frame in enumerate(frames) if frame.filename == __file__), None)
+    if imported is not None:
+        machinery = ("<", __file__, importlib.__file__)
+        own = [f for f in frames[imported:] if not f.filename.startswith(machinery)]
+        folder = str(Path(own[0].filename).parent) if own else ""
+        frames = [f for f in own if f.filename.startswith(folder)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no file"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, SessionError
 from dzrobot.modality.window import Observation
@@ -135,10 +136,19 @@ def adapted(policy: Policy | Any) -> Policy:
     only where it says ``serves = True``.
 
     Raises:
-        ConfigError: it has no ``act`` or ``reset``.
+        ConfigError: it has no ``act`` or ``reset``, or is a name or a class.
     """
     if isinstance(policy, Policy):
         return policy
+    if isinstance(policy, str):
+        raise ConfigError(
+            f"{shorten(policy)!r} is a name, as the command line and PolicySpec(name=...) take it: "
+            "give a policy, such as DreamZeroPolicy.from_pretrained(...)"
+        )
+    if isinstance(policy, type):
+        raise ConfigError(
+            f"{policy.__name__} is a class: give one of its objects, {policy.__name__}(...)"
+        )
     return _Adapted(policy)
 
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands.options import flags
+from dzrobot.errors import counted
 from dzrobot.recording import consolidate
 
 DATA_MB, VIDEO_MB = 100.0, 200.0
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Pack and say how many files are left."""
     root: Path = arguments.path
     consolidate(root, data_mb=arguments.data_mb, video_mb=arguments.video_mb)
-    data = len(list(root.glob("data/*/*.parquet")))
-    videos = len(list(root.glob("videos/*/*/*.mp4")))
-    print(f"{root}: {data} data files, {videos} videos")
+    data = counted(len(list(root.glob("data/*/*.parquet"))), "data file")
+    videos = counted(len(list(root.glob("videos/*/*/*.mp4"))), "video")
+    print(f"{root}: {data}, {videos}")
     return 0

@@ -26,7 +26,12 @@ from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import camera_of
 from dzrobot.envs.franka.motion.reach import JointBox, solve_within, unreachable_part
-from dzrobot.envs.franka.safeguards.arm_check import compared
+from dzrobot.envs.franka.safeguards.arm_check import (
+    compared,
+    is_small_load,
+    load_at_rest,
+    wrench_text,
+)
 from dzrobot.envs.franka.safeguards.limits import Workspace
 from dzrobot.envs.franka.sensing import fit
 from dzrobot.envs.franka.streaming import (
@@ -378,20 +383,12 @@ def _hand(arm: FrankyArm, config: FrankaConfig) -> Iterator[Diagnosis]:
         f"({place}) m from the flange, ({own}) m from Desk's; {about.hand_kg:.2f} kg, load "
         f"{about.load_kg:.2f} kg",
     )  # fmt: skip
-    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
-    text = f"{force:.1f} N and {torque:.2f} Nm at the hand"
-    if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
-        yield Diagnosis("ok", "wrench", text)
-        return
-    known = force <= limits.load_force_n and torque <= limits.load_torque_nm
-    allowed = f"{limits.resting_force_n} N and {limits.resting_torque_nm} Nm"
-    yield Diagnosis(
-        "warn" if known else "fail", "wrench",
-        f"{text}; at rest and free {allowed} are usual: tell Desk, or `load:` of the workcell, "
-        "what hangs on the flange" + (
-            ". If nothing does, the arm's torque sensors have drifted" if known else ""
-        ),
-    )  # fmt: skip
+    found = load_at_rest(state, limits)
+    verdict: Verdict = "warn" if is_small_load(state, limits) else "fail"
+    usual = (
+        f"at rest and free {limits.resting_force_n} N and {limits.resting_torque_nm} Nm are usual"
+    )
+    yield Diagnosis(verdict if found else "ok", "wrench", f"{found or wrench_text(state)}; {usual}")
 
 
 def _connected(arm: FrankyArm, workcell: Workcell) -> Diagnosis:

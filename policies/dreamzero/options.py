@@ -1,6 +1,7 @@
 """How a DreamZero policy acts, where its weights come from, and what weights without files are."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -390,6 +391,22 @@ def check_device(device: object) -> None:
     # Without a number it is the first one.
     if name in there or f"{name}:0" in there:
         return
-    raise ConfigError(
-        f"device {name!r} is not visible to torch; give {' or '.join(['cpu', *there])}"
+    raise ConfigError(f"device {name!r}: {_why_absent(name, there)}")
+
+
+def _why_absent(name: str, there: Sequence[str]) -> str:
+    """Return why torch sees no such device, and what to do about that."""
+    import torch
+
+    give = f"give {' or '.join(['cpu', *there])}"
+    if there or not re.fullmatch(r"cuda(:[0-9]+)?", name):
+        return f"torch sees no such device; {give}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"the installed torch ({torch.__version__}) is built without CUDA; install one that is "
+            f"built with it (https://pytorch.org/get-started/locally), or {give}"
+        )
+    return (
+        f"torch ({torch.__version__}) is built for GPUs and finds none; see that nvidia-smi lists "
+        f"one and that its driver is recent enough, or {give}"
     )

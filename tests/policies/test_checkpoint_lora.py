@@ -1,6 +1,7 @@
 """Adapters: the published names, merged or kept, on the right base only."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
     is_adapter,
     peft_name,
 )
-from dzrobot.policies.dreamzero.checkpoints.passport import passport_for
+from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE, passport_for
 from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions, write_json
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
 
@@ -166,8 +167,25 @@ def test_base_from_component_files(trained, tiny, tmp_path):
 
 
 def test_no_base(trained):
-    with pytest.raises(CheckpointError, match=r"without the weights they change \(base .*--base"):
+    said = (
+        r"without the weights they change, on a base whose fingerprint begins with \w{12}; .*--base"
+    )
+    with pytest.raises(CheckpointError, match=said):
         load_network(open_checkpoint(trained[1]), LoadOptions())
+
+
+def test_a_base_that_was_moved_is_named_by_the_path_that_training_knew(
+    trained, tmp_path, monkeypatch
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(trained[1], folder)
+    passport = json.loads((folder / PASSPORT_FILE).read_text())
+    passport["recipe"] = {"model": {"model_path": "start"}}
+    (folder / PASSPORT_FILE).write_text(json.dumps(passport))
+    monkeypatch.chdir(tmp_path)
+    said = rf"on the base 'start', which is not found from {tmp_path}; say where the base is .*--base"
+    with pytest.raises(CheckpointError, match=said):
+        load_network(open_checkpoint(folder), LoadOptions())
 
 
 def test_wrong_base(trained, tiny, tmp_path):

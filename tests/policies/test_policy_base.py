@@ -294,4 +294,8 @@ def test_what_is_not_a_policy_is_refused_by_name():
     env = gym.make("dzrobot/point-v0")
     with pytest.raises(ConfigError, match="a dict has no act and no reset"):
         run_episode(env, {}, EpisodeRules(seed=0))
+    with pytest.raises(ConfigError, match=r"'random' is a name, as the command line .* take it"):
+        run_episode(env, "random")
+    with pytest.raises(ConfigError, match=r"DreamZeroPolicy is a class: give one of its objects"):
+        run_episode(env, DreamZeroPolicy)
     env.close()

@@ -53,8 +53,23 @@ def policy(tiny, loaded):
 
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:x", "gpu", "npu", "cuda:-1"])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(device, tmp_path):
-    with pytest.raises(ConfigError, match="not visible to torch; give cpu"):
+    with pytest.raises(ConfigError, match=f"device '{device}': .*give cpu"):
         DreamZeroPolicy.from_pretrained(tmp_path / "not read", device=device)
+
+
+@pytest.mark.parametrize(
+    ("built_for", "count", "said"),
+    [
+        (None, 0, r"without CUDA; install one .*, or give cpu$"),
+        ("12.8", 0, r"finds none; see that nvidia-smi lists one .*, or give cpu$"),
+        ("12.8", 1, r"torch sees no such device; give cpu or cuda:0$"),
+    ],
+)
+def test_the_remedy_is_for_what_is_missing(built_for, count, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError, match=said):
+        DreamZeroPolicy.from_pretrained(tmp_path / "not read", device="cuda:7")
 
 
 def test_actions_of_every_embodiment(tmp_path):

@@ -81,8 +81,8 @@ def test_a_device_that_is_not_there_is_refused_for_every_policy(
     monkeypatch.chdir(tmp_path)
     assert cli.main([*words, "--device=cuda:99"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"dzrobot {words[0]}: device 'cuda:99' is not visible to torch; give ")
-    assert "visible to torch; give cpu" in said
+    assert said.startswith(f"dzrobot {words[0]}: device 'cuda:99': ")
+    assert "give cpu" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -33,7 +33,7 @@ def test_a_run_ends_once_the_difference_is_decided(failures, tmp_path, capsys):
     # Eight wins without a loss: 2^8 / 9 = 28 is the first e-value above 20.
     assert len(lines(tmp_path / "b")) == 8
     assert "decided after 8 pairs of 20" in out
-    assert "the same command runs them" not in out
+    assert "the same command tries them" not in out
     assert main(words) == 0
     assert len(lines(tmp_path / "b")) == 8
 

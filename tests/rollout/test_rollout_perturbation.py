@@ -89,7 +89,7 @@ def test_a_pair_is_run_kept_apart_and_compared(tmp_path, capsys):
     # On a screen of 80 columns too, every column of the table can be read.
     (head,) = [line for line in out.splitlines() if "bootstrap" in line]
     names = [part.strip() for part in head.strip("┃").split("┃")]
-    assert names[:5] == ["run", "pairs", "rate", "base", "difference"]
+    assert names[:5] == ["run", "pairs", "rate, %", "base, %", "difference"]
     assert names[5:] == ["95 % (bootstrap)", "95 % (adjusted)", "lost", "won", "p (McNemar)",
                          "p (Holm)", "e"]  # fmt: skip
     cards = [json.loads((tmp_path / arm / "card.json").read_text()) for arm in arms]

@@ -15,7 +15,7 @@ from dzrobot.rollout.evaluation.card import codes_of, listed
 from dzrobot.rollout.evaluation.comparison import Comparison, Results
 from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize, wilson
 from dzrobot.rollout.evaluation.significance import compare_counts
-from dzrobot.rollout.records import predictions_size
+from dzrobot.rollout.records import NOT_STATED, predictions_size
 
 if TYPE_CHECKING:
     # An evaluation reads no results of other programs.
@@ -50,7 +50,10 @@ def table(summary: Summary, title: str) -> Table:
 def failures_line(summary: Summary) -> str:
     """Return how the episodes failed, most frequent first, in one line; empty without failures."""
     counted = sorted(summary.total.failure_classes.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} {printable(name)}" for name, count in counted)
+    return "; ".join(
+        f"{count} {'without a stated reason' if name == NOT_STATED else printable(name)}"
+        for name, count in counted
+    )
 
 
 def measures_line(summary: Summary) -> str:
@@ -133,7 +136,7 @@ def print_conclusion(
     missing = [f"{summary.total.missing} not run"] if summary.total.missing else []
     console.print(
         f"without a result: {', '.join([*causes, *missing])} (tracebacks of exceptions in "
-        f"{output}/errors); the same command runs them.",
+        f"{output}/errors); the same command tries them again.",
         markup=False,
         soft_wrap=True,
     )
@@ -287,7 +290,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     marks_code = any(comparison.code != "same" for comparison in found)
     if marks_code:
         table.add_column("code", no_wrap=True)
-    for name in ("pairs", "rate", "base", "difference", "95 % (bootstrap)", "95 % (adjusted)",
+    for name in ("pairs", "rate, %", "base, %", "difference", "95 % (bootstrap)", "95 % (adjusted)",
                  "lost", "won", "p (McNemar)", "p (Holm)", "e"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     for comparison in found:
@@ -300,7 +303,10 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
             f"{100 * (base + total.difference):.1f}",
             f"{100 * base:.1f}",
             f"{100 * total.difference:+.1f}",
-            percent_span(comparison.low, comparison.high),
+            # Where all pairs have ended alike, every draw is the same: that is no interval.
+            percent_span(comparison.low, comparison.high)
+            if comparison.low < comparison.high
+            else "-",
             percent_span(*comparison.adjusted),
             str(total.first_only),
             str(total.second_only),
@@ -309,6 +315,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
             f"{comparison.e:.3g}",
         )
     table.caption = (
+        "difference and intervals: percentage points; no bootstrap where all pairs ended alike. "
         "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
         "looked at after every episode; 20 decides at the 5 % level."
     )
@@ -327,7 +334,7 @@ def unpaired_table(runs: Sequence[Results], what: str, count: tuple[int, int]) -
     table.add_column("run", overflow="fold")
     for name in (
         "success",
-        "rate",
+        "rate, %",
         "95 % (Wilson)",
         "difference",
         "95 % (Newcombe)",
@@ -344,7 +351,10 @@ def unpaired_table(runs: Sequence[Results], what: str, count: tuple[int, int]) -
             f"{100 * unpaired.difference:+.1f}", percent_span(unpaired.low, unpaired.high),
             f"{unpaired.p:.3g}",
         )  # fmt: skip
-    table.caption = "That count is of other episodes, and perhaps of another protocol."
+    table.caption = (
+        "That count is of other episodes, and perhaps of another protocol. Intervals: percent, and "
+        "percentage points of the difference."
+    )
     return table
 
 

@@ -108,10 +108,10 @@ def check_arm(report: ArmReport, state: ArmState, config: FrankaConfig) -> None:
 
 def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
     """Return what the wrench of an arm at rest is more than usual by; empty: it is not."""
-    force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
+    force, torque = _norms(state)
     if force <= limits.resting_force_n and torque <= limits.resting_torque_nm:
         return ""
-    shown = f"{force:.1f} N and {torque:.2f} Nm at the hand at rest"
+    shown = f"{wrench_text(state)} at rest"
     down_n = _down_n(state)
     if down_n < _MOSTLY * force:
         return (
@@ -122,6 +122,23 @@ def load_at_rest(state: ArmState, limits: LimitsConfig) -> str:
         f"{shown}: a load of about {down_n / _GRAVITY:.2g} kg that the arm does not know; enter it "
         "in Desk (end effector) or in `load` of the workcell, or take it off"
     )
+
+
+def is_small_load(state: ArmState, limits: LimitsConfig) -> bool:
+    """Return whether an arm with such a wrench at rest may move."""
+    force, torque = _norms(state)
+    return force <= limits.load_force_n and torque <= limits.load_torque_nm
+
+
+def wrench_text(state: ArmState) -> str:
+    """Return force and torque at the hand in words."""
+    force, torque = _norms(state)
+    return f"{force:.1f} N and {torque:.2f} Nm at the hand"
+
+
+def _norms(state: ArmState) -> tuple[float, float]:
+    """Return force (N) and torque (Nm) at the hand."""
+    return float(np.linalg.norm(state.force_n)), float(np.linalg.norm(state.torque_nm))
 
 
 def _down_n(state: ArmState) -> float:
@@ -144,12 +161,12 @@ def check_resting(states: Iterable[ArmState], limits: LimitsConfig) -> str:
     """
     found, pressed = "", False
     for state in states:
-        force, torque = (float(np.linalg.norm(part)) for part in (state.force_n, state.torque_nm))
         found = load_at_rest(state, limits)
-        if force <= limits.load_force_n and torque <= limits.load_torque_nm:
+        if is_small_load(state, limits):
             if found:
                 _log.warning("%s", found)
             return ""
+        force, _ = _norms(state)
         pressed = force > 0 and _down_n(state) <= -_MOSTLY * force
     refused = (
         f"nothing has moved: {found}. Allowed are limits.load_force_n={limits.load_force_n} N and "

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Part
 from dzrobot.errors import CheckpointError, ConfigError, counted, preview
 from dzrobot.files import cache_folder
@@ -319,7 +320,7 @@ def complete_source(
     if base is None and absent:
         raise CheckpointError(
             f"{checkpoint.path} holds adapters without the weights they "
-            f"change{_base_hint(checkpoint)}; name the base "
+            f"change{_base_hint(checkpoint)}; say where the base is "
             "(LoadOptions(base=...), on the command line --base)"
         )
     source = weights
@@ -350,14 +351,20 @@ def _known_complete(checkpoint: Checkpoint, absent: set[str]) -> WeightSource:
     """Return the weights; a checkpoint that lacks some and names its base needs that base."""
     if absent and checkpoint.passport_base is not None:
         raise CheckpointError(
-            f"{checkpoint.path} holds only what was trained{_base_hint(checkpoint)}; name the base "
-            "(LoadOptions(base=...), on the command line --base)"
+            f"{checkpoint.path} holds only what was trained{_base_hint(checkpoint)}; say where the "
+            "base is (LoadOptions(base=...), on the command line --base)"
         )
     return checkpoint.weights
 
 
 def _base_hint(checkpoint: Checkpoint) -> str:
-    return "" if checkpoint.passport_base is None else f" (base {checkpoint.passport_base[:12]})"
+    """Return where the base was when training began, and why it is not found there now."""
+    recorded = recorded_base(checkpoint.own_passport)
+    if recorded is None:
+        known = checkpoint.passport_base
+        return "" if known is None else f", on a base whose fingerprint begins with {known[:12]}"
+    away = "" if Path(recorded).is_absolute() else f" from {Path.cwd()}"
+    return f", on the base {shorten(recorded, 200)}, which is not found{away}"
 
 
 def open_base(base: Base, config: NetworkConfig) -> WeightSource:
