@@ -8,7 +8,7 @@ from dzrobot.envs.franka import diagnostics
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import FakeArm, FakeCamera, FakeGripper
 from dzrobot.envs.franka.franka_config import FrankaConfig
-from dzrobot.envs.franka.safeguards.arm_check import ArmReport
+from dzrobot.envs.franka.safeguards.arm_check import ArmReport, load_at_rest
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.arm.recording_run import SLOW
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
@@ -165,4 +165,7 @@ def test_a_wrench_at_rest_is_warned_of_before_it_fails(force, torque, verdict):
     arm.force_n, arm.torque_nm = np.array([0, 0, force]), np.array([torque, 0, 0])
     *_, wrench = diagnostics._hand(arm, FrankaConfig())
     assert (wrench.what, wrench.verdict) == ("wrench", verdict)
-    assert ("torque sensors" in wrench.found) == (verdict == "warn")
+    assert f"{force:.1f} N and {torque:.2f} Nm at the hand" in wrench.found
+    # A reset says the same of it.
+    assert wrench.found.startswith(load_at_rest(arm.state(), FrankaConfig().limits))
+    assert ("look, and move it clear" in wrench.found) == (verdict != "ok")

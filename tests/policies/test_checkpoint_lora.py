@@ -183,7 +183,7 @@ def test_a_base_that_was_moved_is_named_by_the_path_that_training_knew(
     passport["recipe"] = {"model": {"model_path": "start"}}
     (folder / PASSPORT_FILE).write_text(json.dumps(passport))
     monkeypatch.chdir(tmp_path)
-    said = rf"on the base 'start', which is not found from {tmp_path}; say where the base is .*--base"
+    said = f"the base 'start', which is not found from {tmp_path}; say where the base is .*--base"
     with pytest.raises(CheckpointError, match=said):
         load_network(open_checkpoint(folder), LoadOptions())
 
