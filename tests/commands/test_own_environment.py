@@ -242,4 +242,4 @@ def test_an_exit_at_import_is_an_error_of_the_command(tmp_path, monkeypatch, cap
     Path("unguarded_script.py").write_text("import sys\n\nsys.exit(0)\n")
     words = ("--env", "dzrobot/point-v0", "--policy", "unguarded_script:Policy", "--episodes", "1")
     assert main(["eval", *words]) == 2
-    assert re.search(r"sys\.exit\(0\) in .*unguarded_script\.py, line 3", capsys.readouterr().err)
+    assert re.search(r"sys\.exit\(0\) \(.*unguarded_script\.py:3\)", capsys.readouterr().err)

@@ -168,4 +168,4 @@ def test_a_wrench_at_rest_is_warned_of_before_it_fails(force, torque, verdict):
     assert f"{force:.1f} N and {torque:.2f} Nm at the hand" in wrench.found
     # A reset says the same of it.
     assert wrench.found.startswith(load_at_rest(arm.state(), FrankaConfig().limits))
-    assert ("look, and move it clear" in wrench.found) == (verdict != "ok")
+    assert ("a load of about" in wrench.found) == (verdict != "ok")
