@@ -265,6 +265,25 @@ class _Parser(argparse.ArgumentParser):
             help=argparse.SUPPRESS if common is None else "show every option",
         )  # fmt: skip
 
+    def error(self, message: str) -> NoReturn:
+        """End; what is missing is explained as in the help, without the whole usage before it."""
+        start, _, names = message.partition(_REQUIRED)
+        if start or not names:
+            super().error(message)
+        lines = [f"{self.prog}: {_REQUIRED.strip()}"]
+        for action in self._actions:
+            name = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            if name in names.split(", "):
+                about = (
+                    f"one of {', '.join(action.choices)}" if action.choices else action.help or ""
+                )
+                lines.append(f"  {name}: {about.partition(' (default')[0]}")
+        self.exit(FAULT, "\n".join([*lines, "See --help"]) + "\n")
+
+
+_REQUIRED = "the following arguments are required: "
+"""How argparse begins to say that something was left out."""
+
 
 def build_parser(program: str, command: ModuleType) -> argparse.ArgumentParser:
     """Return the parser of one command's module, which says what the command does.

@@ -74,12 +74,21 @@ _LONGEST_LOGGED = 4000
 
 
 class EscapedFormatter(logging.Formatter):
-    """Writes records of a log so that texts from others cannot move a terminal's cursor."""
+    """Writes records of a log so that texts from others cannot move a terminal's cursor.
+
+    A warning is called one, also where lines begin with their time alone.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of a record, control characters escaped."""
         lines = super().format(record).split("\n")
         return "\n".join(printable(line, _LONGEST_LOGGED) for line in lines)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Return the line of a record, without what was raised."""
+        if record.levelno >= logging.WARNING and "%(levelname)" not in str(self._fmt):
+            record.message = f"{record.levelname} {record.message}"
+        return super().formatMessage(record)
 
 
 class _ToStderr(logging.StreamHandler[Any]):

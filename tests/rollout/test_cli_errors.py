@@ -123,6 +123,24 @@ def test_unknown_option_is_suggested(capsys):
     assert "unknown option '--revison'. Did you mean '--revision'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["collect"], ["--env: Gymnasium id, such as dzrobot/lift-v0",
+                       "--output: folder of the dataset"]),
+        (["collect", "--env", "dzrobot/lift-v0"], ["--output: folder of the dataset"]),
+        (["convert", "there"], ["target: new folder, or new .pt file"]),
+        (["libero"], ["action: one of setup, check, list"]),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_explained_without_the_whole_usage(words, lines, capsys):
+    assert cli.main(words) == 2
+    head, *body, end = capsys.readouterr().err.splitlines()
+    assert head == f"dzrobot {words[0]}: the following arguments are required:"
+    assert [line.strip() for line in body] == lines
+    assert end == "See --help"
+
+
 def test_options_may_stand_between_positionals(tmp_path, monkeypatch):
     body = (
         "SUMMARY = 'try options'\nNEXT = 'dzrobot example'\nseen = []\n"
@@ -259,4 +277,15 @@ def test_a_command_may_give_its_log_another_form(monkeypatch, capsys):
 def test_a_log_moves_no_cursor():
     record = logging.LogRecord("n", logging.ERROR, "f", 1, "said %s\nand", ("\x1b[2J\x07",), None)
     shown = EscapedFormatter("%(message)s").format(record)
-    assert shown == "said \\x1b[2J\\x07\nand"
+    assert shown == "ERROR said \\x1b[2J\\x07\nand"
+
+
+def test_a_command_may_begin_its_lines_with_their_time_alone(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log_escaped()
+    log_escaped("%(asctime)s %(message)s", dates="now")
+    logger = logging.getLogger("dzrobot.somewhere")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.info("a step")
+    logger.warning("careful")
+    assert capsys.readouterr().err == "now a step\nnow WARNING careful\n"

@@ -449,5 +449,5 @@ def _run_in_simulation(opened: Opened, output: Path, options: RunOptions) -> Sum
 
 
 def _progress(progress: EvalProgress) -> str:
-    failed = f", {progress.errors} errors" if progress.errors else ""
+    failed = f", {counted(progress.errors, 'error')}" if progress.errors else ""
     return f"{progress.successes} of {progress.done} succeeded{failed}"

@@ -72,7 +72,7 @@ function filter() {
     entry.row.hidden = !kept;
     shown += kept;
   }
-  byId("count").textContent = `${shown} of ${rows.length} episodes`;
+  byId("count").textContent = `${shown} of ${rows.length} episode${rows.length === 1 ? "" : "s"}`;
 }
 
 let sorted = { column: -1, descending: false };
