@@ -180,10 +180,13 @@ def test_what_cannot_be_reported_is_refused_in_one_line(results, tmp_path, capsy
 TIMES = {"p50": 1.0, "p95": 2.0}
 
 
-def test_two_thousand_episodes_make_a_page(tmp_path):
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Return the page of two thousand episodes."""
+    folder = tmp_path_factory.mktemp("large")
     selection = EvalSpec(protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2000)
     ready = prepare(EvaluationRequest(spec=selection, policy=PolicySpec(name="hold")))
-    keep_card(tmp_path, ready.card, ready.plan.cases)
+    keep_card(folder, ready.card, ready.plan.cases)
     records = [
         replace(
             Record.failed(case, ""), error=None, success=case.episode % 3 == 0, steps=5,
@@ -193,11 +196,20 @@ def test_two_thousand_episodes_make_a_page(tmp_path):
         for case in ready.plan.cases
     ]  # fmt: skip
     text = "\n".join(json.dumps(asdict(record)) for record in records)
-    (tmp_path / RECORDS_FILE).write_text(text + "\n")
-    assert cli.main(["report", str(tmp_path)]) == 0
-    page = tmp_path / "report" / "report.html"
-    assert len(page_data(page)["episodes"]) == 2000
-    assert page.stat().st_size < 8e6
+    (folder / RECORDS_FILE).write_text(text + "\n")
+    assert cli.main(["report", str(folder)]) == 0
+    return folder / "report" / "report.html"
+
+
+def test_two_thousand_episodes_make_a_page(large):
+    assert len(page_data(large)["episodes"]) == 2000
+    assert large.stat().st_size < 3e6
+
+
+def test_films_get_a_second_name_and_no_second_copy(results, pair):
+    film = next((results / "still" / "videos").glob("*.mp4"))
+    (shown,) = [path for path in pair.parent.rglob("*.mp4") if path.samefile(film)]
+    assert shown.parts[-2] == "b"
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +305,24 @@ def test_a_browser_filters_sorts_and_plays(browser, pair):
         expected = min(ends / 2, film.get_property("duration"))
         assert film.get_property("currentTime") == pytest.approx(expected, abs=0.01)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_browser_lists_many_episodes_a_part_at_a_time(browser, large):
+    browser.get(large.as_uri())
+    every = [f"dzrobot_point-v0-task00-episode{n:03d}" for n in range(2000)]
+    assert shown(browser) == every[:200]
+    press(browser, "#more")
+    assert shown(browser) == every[:400]
+    # What is looked for is found among all, and the count is of all.
+    choose(browser, "by-outcome", "success")
+    comes_to_show(browser, every[::3][:200])
+    assert browser.find_element("id", "count").text == "667 of 2000 episodes"
+    press(browser, "#episodes thead button", "episode")
+    press(browser, "#episodes thead button", "episode")
+    comes_to_show(browser, every[::-1][1::3][:200])
+    browser.find_element("id", "by-text").send_keys("episode1998")
+    comes_to_show(browser, every[1998:1999])
+    assert not browser.find_element("id", "more").is_displayed()
 
 
 def test_a_browser_shows_the_photo_of_an_initial_state(browser, pair):

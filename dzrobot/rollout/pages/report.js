@@ -25,6 +25,7 @@ const flipOf = ({ runs }) => {
 const suites = new Set(data.episodes.map((episode) => episode.suite)).size;
 // Most actions come from a plan that is there already: where plans are told of, theirs is the time.
 const planned = data.episodes.some((episode) => episode.runs[0].plan_ms);
+const ms = (value) => (typeof value === "number" ? value.toFixed(value < 100 ? 1 : 0) : String(value));
 const columns = [
   ...(suites > 1 ? [{ name: "suite", of: (e) => e.suite }] : []),
   { name: "task", number: true, of: (e) => e.task_id },
@@ -36,22 +37,36 @@ const columns = [
     { name: two ? `${name} failed by` : "failed by", of: (e) => e.runs[i].failure },
     { name: two ? `${name} steps` : "steps", number: true, of: (e) => e.runs[i].steps ?? "" },
   ]),
-  ...(two ? [] : [{ name: `${planned ? "plan" : "policy"} ms`, number: true, of: (e) => (planned ? e.runs[0].plan_ms : e.runs[0].policy_ms)?.p50 ?? "" }]),
+  ...(two ? [] : [{ name: `${planned ? "plan" : "policy"} ms`, number: true, of: (e) => (planned ? e.runs[0].plan_ms : e.runs[0].policy_ms)?.p50 ?? "", shown: ms }]),
 ];
 
 const rows = data.episodes.map((episode, index) => {
-  const row = element("tr", { tabIndex: 0, title: episode.task });
-  row.dataset.case = episode.case;
   const values = columns.map((column) => column.of(episode));
+  const errors = episode.runs.map((run) => run.error ?? "").join(" ");
+  return { episode, index, values, text: `${episode.case} ${episode.task} ${values.join(" ")} ${errors}`.toLowerCase() };
+});
+
+function drawn({ episode, values }) {
+  const row = element("tr", { tabIndex: 0, title: episode.task, className: episode === chosen ? "chosen" : "" });
+  row.dataset.case = episode.case;
   columns.forEach((column, i) => {
     const name = column.styled ? String(values[i]).replace(" ", "-") : column.number ? "number" : "";
-    row.append(element("td", { className: name }, String(values[i])));
+    row.append(element("td", { className: name }, column.shown ? column.shown(values[i]) : String(values[i])));
   });
-  const errors = episode.runs.map((run) => run.error ?? "").join(" ");
   row.addEventListener("click", () => choose(episode));
   row.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(episode); });
-  return { episode, index, row, values, text: `${episode.case} ${episode.task} ${values.join(" ")} ${errors}`.toLowerCase() };
-});
+  return row;
+}
+
+// Thousands of rows would take seconds to lay out: a part of them is in the page.
+const PART = 200;
+let ordered = rows, kept = rows, limit = PART, chosen = null;
+
+function draw() {
+  byId("episodes").tBodies[0].replaceChildren(...kept.slice(0, limit).map(drawn));
+  byId("more").hidden = kept.length <= limit;
+  byId("more").textContent = `Show ${Math.min(PART, kept.length - limit)} more of ${kept.length - limit}`;
+}
 
 const filters = {
   "by-task": (entry, value) => taskOf(entry.episode) === value,
@@ -66,13 +81,10 @@ function filter() {
   const asked = Object.entries(filters)
     .map(([id, keeps]) => [byId(id)?.value.trim() ?? "", keeps])
     .filter(([value]) => value !== "");
-  let shown = 0;
-  for (const entry of rows) {
-    const kept = asked.every(([value, keeps]) => keeps(entry, value));
-    entry.row.hidden = !kept;
-    shown += kept;
-  }
-  byId("count").textContent = `${shown} of ${rows.length} episode${rows.length === 1 ? "" : "s"}`;
+  kept = ordered.filter((entry) => asked.every(([value, keeps]) => keeps(entry, value)));
+  limit = PART;
+  draw();
+  byId("count").textContent = `${kept.length} of ${rows.length} episode${rows.length === 1 ? "" : "s"}`;
 }
 
 let sorted = { column: -1, descending: false };
@@ -83,7 +95,8 @@ function sort(column) {
     const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
     return (sorted.descending ? -order : order) || one.index - two.index;
   };
-  byId("episodes").tBodies[0].append(...[...rows].sort(compare).map((entry) => entry.row));
+  ordered = [...rows].sort(compare);
+  filter();
   byId("episodes").querySelectorAll("th").forEach((head, i) => {
     head.ariaSort = i === column ? (sorted.descending ? "descending" : "ascending") : "none";
   });
@@ -96,14 +109,15 @@ function fill(id, values) {
 // --- one episode ------------------------------------------------------------------------------
 
 function choose(episode, named = true) {
-  for (const { row } of rows) row.classList.toggle("chosen", row.dataset.case === episode.case);
+  chosen = episode;
+  for (const row of byId("episodes").tBodies[0].rows) row.classList.toggle("chosen", row.dataset.case === episode.case);
   const panel = byId("episode");
   const videos = element("div", { className: "videos" });
   episode.runs.forEach((run, i) => videos.append(film(run, data.letters[i])));
   panel.replaceChildren(element("h3", {}, episode.case), element("p", {}, episode.task), videos);
   const films = [...videos.querySelectorAll("video")];
   if (films.length) panel.append(controls(films, "play"), element("p", { className: "faint" },
-    "From the left: the environment's own image, if it has one, then each camera as the policy is given it. LIBERO's are mirrored, as its published datasets are."));
+    "From the left: the environment's own image, if it has one, then each camera as the policy is given it. Those of LIBERO's robot are mirrored, as its published datasets are."));
   episode.runs.forEach((run, i) => { if (run.predicted) panel.append(prediction(episode, run, data.letters[i])); });
   episode.runs.forEach((run, i) => panel.append(facts(episode, run, data.letters[i])));
   if (named) history.replaceState(null, "", `#${encodeURIComponent(episode.case)}`);
@@ -175,7 +189,7 @@ function facts(episode, run, name) {
   return two ? element("div", {}, element("p", {}, letter(name)), table) : table;
 }
 
-const pair = (times) => (times ? `median ${times.p50}, 95th percentile ${times.p95}` : null);
+const pair = (times) => (times ? `median ${ms(times.p50)}, 95th percentile ${ms(times.p95)}` : null);
 
 // --- plots --------------------------------------------------------------------------------------
 
@@ -183,7 +197,7 @@ function layout(more) {
   const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), automargin: true };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: css("--text"), size: 12 }, margin: { l: 10, r: 10, t: 10, b: 30 },
+    font: { color: css("--text"), size: 12 }, margin: { l: 10, r: 10, t: 10, b: 50 },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
     ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis },
   };
@@ -199,13 +213,17 @@ function drawClasses() {
   const lines = data.tasks.filter((task) => !task.total).flatMap((task) => task.rates.map((rate) => ({ task, rate })));
   const names = [...new Set(lines.flatMap(({ rate }) => Object.keys(rate.failure_classes)))].sort();
   if (!names.length) return;
-  const labels = lines.map(({ task, rate }) => (two ? `${task.task} · ${rate.letter}` : task.task));
+  // As much of a task as leaves room for the bars.
+  const letters = Math.max(12, Math.min(60, Math.floor(byId("classes").clientWidth / 20)));
+  const cut = (text) => (text.length > letters ? `${text.slice(0, letters - 1)}…` : text);
+  const labels = lines.map(({ task, rate }) => (two ? `${cut(task.task)} · ${rate.letter}` : cut(task.task)));
+  const places = lines.map((_, i) => i);
   const traces = names.map((name, i) => ({
-    type: "bar", orientation: "h", name, marker: { color: COLORS[i % COLORS.length] }, y: labels, x: lines.map(({ rate }) => rate.failure_classes[name] ?? 0),
-    hovertemplate: "%{x} %{fullData.name}<extra></extra>",
+    type: "bar", orientation: "h", name, marker: { color: COLORS[i % COLORS.length] }, y: places, text: lines.map(({ task }) => task.task), textposition: "none", x: lines.map(({ rate }) => rate.failure_classes[name] ?? 0),
+    hovertemplate: "%{x} %{fullData.name}<br>%{text}<extra></extra>",
   }));
-  const height = 90 + 26 * lines.length;
-  const shape = layout({ barmode: "stack", height, xaxis: { title: { text: "episodes that failed" }, dtick: Math.max(1, Math.round(most(lines) / 10)) }, yaxis: { autorange: "reversed" } });
+  const height = 120 + (lines.length > 40 ? 18 : 26) * lines.length;
+  const shape = layout({ barmode: "stack", height, xaxis: { title: { text: "episodes that failed" }, dtick: Math.max(1, Math.round(most(lines) / 10)) }, yaxis: { range: [lines.length - 0.5, -0.5], tickvals: places, ticktext: labels, showgrid: false } });
   Plotly.react("classes", traces, shape, { displayModeBar: false, responsive: true });
 }
 
@@ -316,10 +334,11 @@ columns.forEach((column, i) => {
   button.addEventListener("click", () => sort(i));
   byId("episodes").tHead.rows[0].append(element("th", { className: column.number ? "number" : "" }, button));
 });
-byId("episodes").tBodies[0].append(...rows.map((entry) => entry.row));
 fill("by-task", data.episodes.map(taskOf));
 fill("by-outcome", data.episodes.flatMap((episode) => episode.runs.map((run) => run.outcome)));
 fill("by-failure", data.episodes.flatMap((episode) => episode.runs.map((run) => run.failure)));
+byId("more").addEventListener("click", () => { limit += PART; draw(); });
+addEventListener("beforeprint", () => { limit = Infinity; draw(); });
 for (const kind of ["input", "change"]) byId("filters").addEventListener(kind, filter);
 filter();
 drawClasses();

@@ -1,5 +1,6 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,9 +121,17 @@ def _copied(
             target = make_folders(output, place.parent) / place.name
             if not _same(source, target):
                 with replacing(target) as temporary:
-                    shutil.copy2(source, temporary)
+                    _linked(source, temporary)
             places[run.letter, case.name] = place.as_posix()
     return places
+
+
+def _linked(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where that cannot be: films are written once."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _film_of(run: Run, case: str) -> Path | None:
