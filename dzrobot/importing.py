@@ -196,7 +196,7 @@ def raised_at(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = list(traceback.extract_tb(error.__traceback__))
     imported = next((n for n, frame in enumerate(frames) if frame.filename == __file__), None)
     if imported is not None:
         machinery = ("<", __file__, importlib.__file__)

@@ -329,11 +329,11 @@ def _changed(path: Path) -> float:
 def _unlike(one: Mapping[str, Any], other: Mapping[str, Any], here: Path) -> str:
     """Return in one line why the second evaluation does not compare with the first in ``here``."""
     left_out = may_differ()
-    compared = [
+    first, second = (
         _conditions({name: value for name, value in card.items() if name not in left_out})
         for card in (one, other)
-    ]
-    found = [f"{name} ({a} there, {b} here)" for name, a, b in _differences(*compared, "")]
+    )
+    found = [f"{name} ({a} there, {b} here)" for name, a, b in _differences(first, second, "")]
     if not found:
         return ""
     options = alike(one, other)
