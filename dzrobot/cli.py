@@ -147,6 +147,14 @@ def guarded(program: str, argv: Sequence[str], module: str) -> int:
     except DzrobotError as error:
         _report(f"{program}: {error}")
         return STOPPED if isinstance(error, StoppedError) else FAULT
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == __package__:
+            raise
+        _report(
+            f"{program}: the package {error.name!r} is not installed, which {raised_at(error)} "
+            "imports: install it with pip, into the environment of this Python"
+        )
+        return FAULT
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does: there is nothing to report.
         with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 import dzrobot
 from dzrobot.code_identity import counted_files
+from dzrobot.rollout.lerobot_server import NEEDED
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("envs", "policies", "training")
@@ -91,6 +92,9 @@ def test_the_robots_machine_gets_the_same_versions_and_no_torch():
     needed = [line for line in lines if line and not line.startswith("#")]
     assert set(needed) <= set(declared)
     assert not [line for line in needed if line.startswith(("torch", "transformers", "diffusers"))]
+    # What LeRobot's Python needs besides is told in full, as a wheel has no requirements/.
+    assert f"`{' '.join(NEEDED)}`" in (ROOT / "docs/guides/serve.md").read_text()
+    assert {Requirement(line).name for line in needed} >= {*NEEDED} - {"prometheus_client"}
     lines = (ROOT / "requirements/simulators.txt").read_text().splitlines()
     assert {line for line in lines if line and not line.startswith("#") and "==" not in line} <= {
         *declared, "numpy<2"

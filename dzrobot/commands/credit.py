@@ -16,6 +16,14 @@ from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 from dzrobot.training.sft_config import CreditConfig
 
 
+def _next(arguments: argparse.Namespace) -> str:
+    if arguments.episode is None:
+        return "dzrobot credit {dataset} --embodiment {embodiment} --episode 0"
+    return "dzrobot plan RECIPE.yaml"
+
+
+NEXT = _next
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot credit``."""
     default = CreditConfig()
@@ -73,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.episode is not None:
         _show(reader, table, arguments.episode, arguments.plot)
     print(
-        "next: give the folder an entry of its own in data.train_data_paths, with "
+        "To train so, give the folder an entry of its own in data.train_data_paths, with "
         f"credit: {_as_yaml(config)}"
     )
     return 0

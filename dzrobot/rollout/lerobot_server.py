@@ -13,6 +13,14 @@ from dzrobot.errors import ConfigError
 PARENT_VARIABLE = "DZROBOT_PARENT"
 """Process id that a server ends with."""
 
+NEEDED = (
+    "websockets", "msgpack", "pydantic", "PyYAML", "rich", "prometheus_client", "pyarrow", "av",
+)  # fmt: skip
+"""Packages that a server imports and LeRobot may lack."""
+
+SAID = 2
+"""Exit code of a server that has said what is wrong, and what to do."""
+
 _ADDRESS = re.compile(r"(ws://127\.0\.0\.1:\d+)")
 _READY = "Ctrl-C stops it."
 _END_S = 10.0
@@ -49,9 +57,11 @@ def start_server(python: Path, words: Sequence[str]) -> str:
             address = found[1]
         if line.startswith(_READY):
             return address
+    code = process.wait()
+    needed = f"It needs LeRobot, and: {python} -m pip install {' '.join(NEEDED)}"
     raise ConfigError(
-        f"{' '.join(command)} ended with {process.wait()}; it needs LeRobot and what "
-        "requirements/robot.txt lists"
+        f"{' '.join(command)} ended with {code}, for the reason above"
+        + ("" if code == SAID else f". {needed}")
     )
 
 

@@ -150,6 +150,8 @@ ENDED = {
     "compare a --published 3/4": {},
     "consolidate data": {},
     "convert one.pt two": {},
+    "credit data --embodiment franka_pnp": {},
+    "credit data --embodiment franka_pnp --episode 3": {},
     "curve dit-steps=16 --output c": {"base": "dit-steps=16"},
     "doctor franka": {},
     "doctor franka --config cell.yaml": {},
