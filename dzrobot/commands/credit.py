@@ -24,6 +24,7 @@ def _next(arguments: argparse.Namespace) -> str:
 
 NEXT = _next
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot credit``."""
     default = CreditConfig()

@@ -215,9 +215,11 @@ def parsed(words):
     assert words[0] == "dzrobot"
     command = import_module(available()[words[1]])
     parser = build_parser(words[1], command)
-    nested = parser._subparsers is not None
-    parse = parser.parse_args if nested else parser.parse_intermixed_args
-    return command, parse(words[2:])
+    try:
+        return command, parser.parse_intermixed_args(words[2:])
+    except TypeError:
+        # It has subcommands.
+        return command, parser.parse_args(words[2:])
 
 
 def test_every_command_is_among_those_that_have_ended():

@@ -303,7 +303,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
             f"{100 * (base + total.difference):.1f}",
             f"{100 * base:.1f}",
             f"{100 * total.difference:+.1f}",
-            # Where all pairs have ended alike, every draw is the same: that is no interval.
+            # Where all pairs have ended alike, every draw is the same.
             percent_span(comparison.low, comparison.high)
             if comparison.low < comparison.high
             else "-",
