@@ -110,7 +110,7 @@ def test_a_run_beside_an_unlike_one_is_told_so_when_it_begins(tmp_path, capsys):
                if line.startswith("note:")]  # fmt: skip
     assert "seed (3 there, 0 here)" in note
     assert note.endswith("alike with: --seed 3")
-    # What is resumed has been told; a damaged neighbor is no fault of this run.
+    # What is resumed has been told; a damaged neighbor stops nothing.
     (tmp_path / "same" / "card.json").write_text("{")
     assert "note:" not in evaluated("other", "--policy", "random")
     shown = evaluated("another", "--policy", "hold", "--seed", "3")
