@@ -22,6 +22,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.progress import waiting
 from dzrobot.rollout.arm.recording_run import Driving, RecordingRun, record
 from dzrobot.rollout.arm.teleoperation import KEYBOARD_HELP
+from dzrobot.rollout.demonstrations.takeover import Takeover
 from dzrobot.rollout.demonstrations.tally import RecordingGoal
 from dzrobot.rollout.environment import OperatorOptions, look_at, needed_robot
 from dzrobot.rollout.policy_spec import ELSEWHERE, PolicySpec
@@ -72,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"take over from it while a button is held; {KEYBOARD} is --keyboard",
     )  # fmt: skip
     add_teleop_settings(parser)
+    parser.add_argument(
+        "--takeover", type=flags.text, metavar="expert:RULE",
+        help="in a simulator, with --policy: an expert takes over as a person would, where the "
+        "hand is stuck (expert:stuck=2, seconds) or by chance (expert:random=0.2, in a second); "
+        "behind it ,delay=S ,lasts=S ,noise=STD",
+    )  # fmt: skip
     flags.declare(parser, RecordingGoal)
     parser.add_argument(
         "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
@@ -136,6 +143,7 @@ def _driver(arguments: argparse.Namespace) -> Driving:
         keyboard=arguments.keyboard or by_keys, replays=replays, call=arguments.call or None,
         policy=policy, device=None if by_keys else arguments.teleop or None,
         settings=arguments.teleop_arg, noise=arguments.noise,
+        takeover=None if arguments.takeover is None else Takeover.parsed(arguments.takeover),
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from dzrobot.embodiments.action_conventions import check_conventions
 from dzrobot.embodiments.spec import Embodiment
@@ -14,6 +16,7 @@ from dzrobot.embodiments.timing import Timing
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError, counted
 from dzrobot.importing import is_reference, load_reference
+from dzrobot.modality.window import Observation
 from dzrobot.progress import TimeLeft, waiting
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import too_short
@@ -33,6 +36,7 @@ from dzrobot.rollout.demonstrations.record import (
     RecordedEpisode,
     ReplayActor,
 )
+from dzrobot.rollout.demonstrations.takeover import ExpertHelp, HelpedPolicy, Takeover
 from dzrobot.rollout.demonstrations.tally import RecordingGoal, Tally, record_session
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
@@ -48,6 +52,7 @@ from dzrobot.rollout.environment import (
 )
 from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.policy_spec import (
+    EXPERT,
     PolicySpec,
     ResolvedPolicy,
     beside,
@@ -80,6 +85,9 @@ class Driving:
     noise: float = 0.0
     """Standard deviation of what is added to the actions that are executed."""
 
+    takeover: Takeover | None = None
+    """When an expert takes over from the policy; None: never."""
+
     def __post_init__(self) -> None:
         """Raise ConfigError where nothing acts, or what does not go together."""
         alone = (self.keyboard, self.replays, self.call)
@@ -87,6 +95,10 @@ class Driving:
             raise ConfigError(
                 "say what acts: one of --keyboard, --teleop, --policy, --replay and --call, or "
                 "--policy with --teleop, where a person takes over"
+            )
+        if self.takeover is not None and (self.policy is None or self.device is not None):
+            raise ConfigError(
+                "--takeover lets an expert take over from a policy: give --policy, and no --teleop"
             )
         if self.settings and self.device is None:
             raise ConfigError("--teleop-arg is a setting of a device: name the device by --teleop")
@@ -127,7 +139,30 @@ class Driving:
         policy = load_policy(found) if factory is None else beside(factory, env)
         assert policy is not None, "every other policy is loaded"
         acting = PolicyActor(policy=policy)
+        if self.takeover is not None:
+            return self._helped(self.takeover, acting, own, facts)
         return acting if person is None else WatchedPolicy(acting, person)
+
+    def _helped(
+        self, takeover: Takeover, acting: Actor, own: Embodiment, facts: EnvironmentFacts
+    ) -> ExpertHelp:
+        if facts.moves_an_arm or facts.hand is None:
+            raise ConfigError(
+                "--takeover needs an environment whose simulator an expert can look into, such as "
+                "dzrobot/lift-v0; on an arm a person takes over by --teleop"
+            )
+
+        def expert(env: Any) -> Actor:
+            return PolicyActor(policy=beside(EXPERT, env))
+
+        position = facts.hand.position
+
+        def hand(seen: Observation) -> NDArray[np.float32]:
+            state: NDArray[np.float32] = np.concatenate([seen[part.key] for part in own.state])
+            return state[position]
+
+        hz = facts.control_hz or own.timing.control_hz
+        return ExpertHelp(acting, expert, takeover, hand, hz)
 
     def _person(self, env: gym.Env[Any, Any]) -> Teleoperator:
         device = load_device(self.device or "", self.settings, env)
@@ -144,7 +179,10 @@ class Driving:
         Args:
             found: The policy that acts. An expert, which knows the simulator's state, demonstrates.
         """
-        known: dict[str, float | str] = {"teleop": self.device or "", "noise": self.noise}
+        known: dict[str, float | str] = {
+            "teleop": self.device or "", "noise": self.noise,
+            "takeover": "" if self.takeover is None else self.takeover.rule,
+        }  # fmt: skip
         if found is not None and found.spec.in_worker is None:
             known |= found.named()
         return {name: value for name, value in known.items() if value}
@@ -270,7 +308,7 @@ def _record(
 
     version, video = run.format
     with EpisodeWriter(run.output, robot, fps=hz, version=version, video=video) as writer:
-        intervened = (lambda: actor.intervened) if isinstance(actor, WatchedPolicy) else None
+        intervened = (lambda: actor.intervened) if isinstance(actor, HelpedPolicy) else None
         recorded = RecordedEnv(env, writer, intervened, run.made)
         tally = record_session(recorded, actor, goal, ready=ready, report=report)
         say(

@@ -27,6 +27,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.rollout.arm.attended import ENDED, EndedByDriver
+from dzrobot.rollout.demonstrations.takeover import HelpedPolicy
 from dzrobot.rollout.environment import bounds_of, facts_of, needed_robot
 from dzrobot.rollout.episode import Actor
 
@@ -478,7 +479,7 @@ def steering(person: Teleoperator, env: gym.Env[Any, Any]) -> Iterator[gym.Env[A
         raise person.lost
 
 
-class WatchedPolicy(Actor):
+class WatchedPolicy(HelpedPolicy):
     """A policy under a person's hand, as an actor.
 
     While the person holds the deadman, their action is carried out and the policy does not act.
@@ -493,9 +494,6 @@ class WatchedPolicy(Actor):
     def __init__(self, policy: Actor, person: Teleoperator) -> None:
         self.person = person
         """Takes over."""
-
-        self.intervened = False
-        """Whether the newest action is the person's."""
 
         self._policy = policy
         self._env: Any = None
