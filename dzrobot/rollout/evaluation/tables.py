@@ -315,7 +315,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
             f"{comparison.e:.3g}",
         )
     table.caption = (
-        "difference and intervals: percentage points; no bootstrap where all pairs ended alike. "
+        "difference and intervals: percentage points (-: all pairs ended alike). "
         "lost, won: episodes that only the base, only this run solved. e: evidence that may be "
         "looked at after every episode; 20 decides at the 5 % level."
     )
