@@ -39,7 +39,7 @@ INSTEAD = {
 
 
 def _next(arguments: argparse.Namespace) -> str:
-    if arguments.recipe is None:
+    if arguments.fields or arguments.list_recipes:
         return "dzrobot plan tiny_cpu"
     if arguments.exported is None:
         return "dzrobot export {run}"

@@ -1,6 +1,7 @@
 """An option is declared in one field: parser, policy and card have it without another edit."""
 
 import argparse
+import json
 import shlex
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +16,9 @@ from dzrobot.commands import curve, following, record, serve, sweep
 from dzrobot.commands import eval as evaluate
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.policy import read_policy
+from dzrobot.commands.options.sampling import recorded_robot
 from dzrobot.declared import Flag, declared
+from dzrobot.embodiments.registry import EMBODIMENTS
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.policy_spec import Elsewhere, PolicySpec
 from dzrobot.rollout.protocol import DEFAULT
@@ -204,6 +207,7 @@ ENDED = {
     "sweep a b --env E --output s": {"folders": [Path("s/a"), Path("s/b")]},
     "sweep a b --env E --output s --confirm 0": {"folders": [Path("s/a"), Path("s/b")]},
     "train --list-recipes": {},
+    "train tiny_cpu --fields": {},
     "train tiny_cpu": {"run": Path("logs/a"), "exported": Path("logs/a/export/step_5")},
     "train tiny_cpu checkpoint.export=false": {"run": Path("logs/a"), "exported": None},
 }  # fmt: skip
@@ -253,3 +257,26 @@ def test_names_with_blanks_stay_one_word(tmp_path, monkeypatch, capsys):
     assert main(["example", "loop.py", "--output", "my {loop}.py"]) == 0
     line = capsys.readouterr().err.removeprefix("next: ")
     assert shlex.split(line) == ["python", "my {loop}.py", "--help"]
+
+
+def images(height, width):
+    shape = {"shape": [height, width, 3]}
+    return {view.feature: shape for view in EMBODIMENTS["libero_sim"].views}
+
+
+@pytest.mark.parametrize(
+    ("info", "named"),
+    [
+        ({"robot_type": "libero_mini"}, "libero_mini"),
+        ({"robot_type": "libero_sim", "features": images(256, 256)}, "libero_sim"),
+        ({"robot_type": "libero_sim", "features": images(64, 96)}, "libero_sim@64x96"),
+        ({"robot_type": "so100", "features": {}}, "MODULE:NAME"),
+        ({"robot_type": None}, "MODULE:NAME"),
+        ({}, "MODULE:NAME"),
+    ],
+)
+def test_a_recording_names_its_robot_as_a_command_takes_it(info, named, tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(info))
+    assert recorded_robot(tmp_path, None) == named
+    assert recorded_robot(tmp_path, "my_robot:UR5") == "my_robot:UR5"

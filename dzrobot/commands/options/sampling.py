@@ -124,10 +124,15 @@ def recorded_robot(folder: Path, named: str | None) -> str:
     if named is not None or not (folder / INFO).is_file():
         return named or "TAG"
     info = read_json(folder / INFO, dict[str, Any], DatasetError)
-    robot = EMBODIMENTS.get(info["robot_type"])
+    robot = EMBODIMENTS.get(str(info.get("robot_type")))
     if robot is None:
         return "MODULE:NAME"
-    sizes = {tuple(info["features"][view.feature]["shape"][:2]) for view in robot.views}
-    (height, width) = sizes.pop() if len(sizes) == 1 else robot.views[0].resolution
-    fits = all(view.resolution == (height, width) for view in robot.views)
-    return robot.tag if fits else f"{robot.tag}@{height}x{width}"
+    columns = info.get("features", {})
+    sizes = {
+        tuple(columns[view.feature].get("shape", ())[:2])
+        for view in robot.views
+        if view.feature in columns
+    }
+    if len(sizes) != 1 or sizes == {view.resolution for view in robot.views}:
+        return robot.tag
+    return f"{robot.tag}@{'x'.join(map(str, sizes.pop()))}"
