@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dzrobot.commands.options import flags
-from dzrobot.errors import ProtocolError, counted
+from dzrobot.errors import ProtocolError, counted, in_units
 from dzrobot.files import explained, make_folders
 from dzrobot.progress import progress_bar
 from dzrobot.rollout.pages.content import LETTERS
@@ -78,12 +78,7 @@ def report(folders: list[Path], output: Path | None = None, foreign: Sequence[Pa
         with progress_bar("episodes") as show:
             page = write_page(folders, output, show, foreign=foreign)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"{page}: {_mb(page.stat().st_size)}, {_mb(size)} with its media")
-
-
-def _mb(size: int) -> str:
-    """Return a size (bytes) in MB, with two digits at least."""
-    return f"{size / 1e6:.2g} MB" if size < 10**7 else f"{size / 1e6:.0f} MB"
+    print(f"{page}: {in_units(page.stat().st_size)}, {in_units(size)} with its media")
 
 
 @contextlib.contextmanager
@@ -111,7 +106,6 @@ def _write_recordings(folders: list[Path], output: Path) -> int:
         with progress_bar("recordings") as show:
             written = write_recordings(folder, own, show)
         size = sum(path.stat().st_size for path in written)
-        print(
-            f"{own}: {counted(len(written), 'recording')}, {_mb(size)}; `rerun FILE.rrd` shows one"
-        )
+        what = f"{counted(len(written), 'recording')}, {in_units(size)}"
+        print(f"{own}: {what}; `rerun FILE.rrd` shows one")
     return 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dzrobot.errors import counted, printable
+from dzrobot.errors import counted, in_units, printable
 from dzrobot.rollout.evaluation.card import codes_of, listed
 from dzrobot.rollout.evaluation.comparison import Comparison, Results
 from dzrobot.rollout.evaluation.report import Row, Score, StepScore, Summary, summarize, wilson
@@ -128,7 +128,7 @@ def print_conclusion(
     for line in policy_lines(summary):
         console.print(line, markup=False, soft_wrap=True)
     if size := predictions_size(output):
-        console.print(f"predictions for `dzrobot report`: {size / 1e6:.1f} MB")
+        console.print(f"predictions for `dzrobot report`: {in_units(size)}")
     console.print(f"results in {output}", markup=False, soft_wrap=True)
     if summary.complete or (enough and not summary.causes):
         return 0 if summary.acted else 1
