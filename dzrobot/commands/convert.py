@@ -5,6 +5,7 @@ import argparse
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError, find
 from dzrobot.policies.dreamzero.options import LooseWeights
+from dzrobot.progress import waiting
 
 _LAYOUTS = ("directory", "full_weights", "dcp", "peft", "lerobot")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -54,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what was written."""
-    import torch
+    with waiting("loading libraries"):
+        import torch
 
-    from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, Layout, convert
+        from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, Layout, convert
 
     dtypes = {name: vars(torch)[name] for name in _DTYPES}
     by_suffix: Layout = "full_weights" if args.target.suffix == ".pt" else "directory"
@@ -78,9 +80,11 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "lerobot":
         from dzrobot.policies.dreamzero.lerobot_folder import write_lerobot_folder
 
-        done = write_lerobot_folder(args.source, args.target, options, args.embodiment)
+        with waiting("converting"):
+            done = write_lerobot_folder(args.source, args.target, options, args.embodiment)
     else:
-        done = convert(args.source, args.target, options)
+        with waiting("converting"):
+            done = convert(args.source, args.target, options)
     print(f"wrote {done.tensors} tensors to {done.path}")
     if done.absent:
         base = done.base or "PATH"

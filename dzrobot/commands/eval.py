@@ -17,6 +17,7 @@ from dzrobot.commands.options.evaluation import (
     read_session,
 )
 from dzrobot.errors import CheckpointError, ConfigError, preview
+from dzrobot.progress import waiting
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.evaluate import EvaluationSession, run_session
 from dzrobot.rollout.evaluation.planning import EvaluationRequest
@@ -171,9 +172,10 @@ def listed_steps(run: Path, wanted: str) -> dict[int, Path]:
         CheckpointError: There is none, or not the one that is named.
         ConfigError: ``wanted`` is neither.
     """
-    from dzrobot.training.run.checkpoint import complete_checkpoints
+    with waiting("looking for the run's checkpoints"):
+        from dzrobot.training.run.checkpoint import complete_checkpoints
 
-    found = {saved.step: saved.path for saved in complete_checkpoints(run / "checkpoints")}
+        found = {saved.step: saved.path for saved in complete_checkpoints(run / "checkpoints")}
     if not found:
         raise CheckpointError(
             f"{run} holds no training checkpoint: --checkpoint names a run (runner.output_dir), "

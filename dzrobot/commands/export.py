@@ -3,6 +3,7 @@
 import argparse
 
 from dzrobot.commands.options import flags
+from dzrobot.progress import waiting
 
 NEXT = "dzrobot eval --checkpoint {output} --env ENV"
 
@@ -31,12 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and say what was written."""
-    from dzrobot.training.run.checkpoint import find_checkpoint, step_folder
-    from dzrobot.training.run.export import export_saved
+    with waiting("loading libraries"):
+        from dzrobot.training.run.checkpoint import find_checkpoint, step_folder
+        from dzrobot.training.run.export import export_saved
 
     run, step = arguments.run, arguments.step
-    saved = find_checkpoint(run if step is None else step_folder(run, step))
-    done = export_saved(saved, arguments.output, tuple(arguments.base))
+    with waiting("exporting"):
+        saved = find_checkpoint(run if step is None else step_folder(run, step))
+        done = export_saved(saved, arguments.output, tuple(arguments.base))
     arguments.output = done.path
     print(f"wrote {done.tensors} tensors of step {saved.step} to {done.path}")
     return 0

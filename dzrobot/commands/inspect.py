@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dzrobot.commands.options import flags
 from dzrobot.errors import counted, preview
 from dzrobot.policies.dreamzero.options import LooseWeights
+from dzrobot.progress import waiting
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,19 +40,21 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if the weights are not those of config.json."""
     from rich.console import Console
 
-    from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums
-    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-    from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
+    with waiting("reading the checkpoint"):
+        from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums
+        from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+        from dzrobot.policies.dreamzero.checkpoints.inspection import inspect_checkpoint
 
-    checkpoint = open_checkpoint(
-        args.checkpoint,
-        revision=args.revision,
-        config_from=LooseWeights(**flags.said(args, LooseWeights), embodiment=args.embodiment),
-    )
-    report = inspect_checkpoint(checkpoint)
+        checkpoint = open_checkpoint(
+            args.checkpoint,
+            revision=args.revision,
+            config_from=LooseWeights(**flags.said(args, LooseWeights), embodiment=args.embodiment),
+        )
+        report = inspect_checkpoint(checkpoint)
     console = Console()
     if args.verify:
-        count = check_checksums(checkpoint.path)
+        with waiting("comparing the files with their hashes"):
+            count = check_checksums(checkpoint.path)
         console.print(f"{counted(count, 'file')} as written")
     console.print(_facts(report))
     console.print(_parts(report))

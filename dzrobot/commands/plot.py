@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands.options import flags
+from dzrobot.progress import waiting
 from dzrobot.training.run.training_curves import draw
 
 
@@ -36,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Draw, and say where."""
     arguments.run = arguments.runs[0]
     output: Path = arguments.output or arguments.runs[0] / "plots"
-    for path in draw(arguments.runs, output):
+    with waiting("drawing"):
+        drawn = draw(arguments.runs, output)
+    for path in drawn:
         print(path)
     return 0
