@@ -161,16 +161,14 @@ def _adapter(model: type[T]) -> TypeAdapter[T]:
 
 def _loads(content: bytes, where: str, error_class: type[DzrobotError]) -> Any:
     try:
-        content.decode("utf-8-sig")
+        text = content.decode().removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise error_class(f"{where} is not UTF-8 text (byte {error.start})") from error
     if (depth := _depth(content)) > DEEPEST_DOCUMENT:
         raise error_class(f"{where} is nested {depth} levels deep; allowed are {DEEPEST_DOCUMENT}")
 
     with parsing(where, error_class, "is not JSON", "write it again"):
-        return json.loads(
-            content.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite
-        )
+        return _DECODER.decode(text)
 
 
 def _no_number(name: str) -> NoReturn:
@@ -182,6 +180,11 @@ def _finite(digits: str) -> float:
     if math.isinf(number := float(digits)):
         raise ValueError(f"{shorten(digits)} does not fit into a number")
     return number
+
+
+_BYTE_ORDER_MARK = "\ufeff"
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+"""Made once: making one takes as long as reading a line."""
 
 
 def _is_json(content: bytes) -> bool:

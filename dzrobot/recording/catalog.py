@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, get_args
@@ -216,13 +217,11 @@ class DatasetCatalog:
 
     def data_file(self, ordinal: int) -> str:
         """Return the data file of the ``ordinal``-th episode, below the root."""
-        return self._path("data", ordinal, self.episodes.data_files)
+        return self._names("data", None, slice(ordinal, ordinal + 1))[0]
 
     def video_file(self, ordinal: int, camera: str) -> str:
         """Return the video file of the ``ordinal``-th episode, below the root."""
-        place = self.episodes.videos.get(camera)
-        files = self.episodes.data_files if place is None else place.files
-        return self._path("video", ordinal, files, camera)
+        return self._names("video", camera, slice(ordinal, ordinal + 1))[0]
 
     def missing(self, cameras: Sequence[str]) -> dict[int, list[str]]:
         """Return, by ordinal, the files needed for ``cameras`` that are absent or empty."""
@@ -236,27 +235,36 @@ class DatasetCatalog:
 
     def files(self, kind: str, camera: str | None = None) -> list[str]:
         """Return the file of every episode, below the root; ``kind`` is ``data`` or ``video``."""
-        place = self.episodes.videos.get(camera or "")
-        files = self.episodes.data_files if place is None else place.files
-        return [self._path(kind, at, files, camera) for at in range(len(self.episodes))]
+        if (kind, camera) not in self._named:
+            self._named[kind, camera] = self._names(kind, camera, slice(None))
+        return self._named[kind, camera]
 
-    def _path(
-        self, kind: str, ordinal: int, files: NDArray[np.int64], camera: str | None = None
-    ) -> str:
+    @cached_property
+    def _named(self) -> dict[tuple[str, str | None], list[str]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Processes that read the folder make the names that they need.
+        return {name: value for name, value in self.__dict__.items() if name != "_named"}
+
+    def _names(self, kind: str, camera: str | None, some: slice) -> list[str]:
+        """Return the files of ``some`` episodes."""
         template = self.templates[kind]
         if template is None:
             raise DatasetError(f"{self.root / formats.INFO} gives no {kind}_path")
-        number = int(self.episodes.index[ordinal])
-        if files[ordinal, 0] < 0:
-            return _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
-        return template.format(
-            episode_chunk=number // self.chunk_size,
-            episode_index=number,
-            chunk_index=int(files[ordinal, 0]),
-            file_index=int(files[ordinal, 1]),
-            video_key=camera,
-            total_episodes=len(self.episodes) + self.uncommitted,
-        )
+        place = self.episodes.videos.get(camera or "")
+        files = self.episodes.data_files if place is None else place.files
+        unplaced = _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
+        total, size = len(self.episodes) + self.uncommitted, self.chunk_size
+        return [
+            unplaced if chunk < 0 else template.format(
+                episode_chunk=number // size, episode_index=number, chunk_index=chunk,
+                file_index=file, video_key=camera, total_episodes=total,
+            )
+            for number, chunk, file in zip(
+                self.episodes.index[some].tolist(), *files[some].T.tolist(), strict=True
+            )
+        ]  # fmt: skip
 
 
 def locate(path: str | Path) -> Path:
@@ -456,7 +464,7 @@ def _found_files(
             state = (root / name).stat()
             # Names and one call for each: paths would cost ten times as much.
             with os.scandir(root / name) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+                entries = sorted(found, key=attrgetter("name"))
         except OSError:
             continue
         if (state.st_dev, state.st_ino) in seen:

@@ -32,7 +32,7 @@ from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.films import Ints, mean_colors, read_film
 from dzrobot.training.data.video_decoding import DECODERS, Decoder
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the layout or the rules of the cache change."""
 
 _OFF_GRID = 0.5
@@ -89,12 +89,13 @@ class Claims:
             cache: Folder of what is derived from the dataset. None: nothing is kept.
             progress: Called with films done and films in all.
         """
-        films = {camera: _films(catalog, camera) for camera in sorted(set(cameras))}
-        file = None if cache is None else cache / f"claims-{_key(catalog, films, decoder)}.json"
+        cameras = sorted(set(cameras))
+        file = None if cache is None else cache / f"claims-{_key(catalog, cameras, decoder)}.json"
         if file is not None and file.exists():
             # One that is damaged, as by a full disk, is made anew.
             with suppress(DatasetError):
                 return cls._read(file)
+        films = {camera: _films(catalog, camera) for camera in cameras}
         count = len(catalog.episodes)
         claims = cls({camera: np.full(count, -1, np.int64) for camera in films})
         done, every = 0, sum(map(len, films.values()))
@@ -159,18 +160,17 @@ def _films(catalog: DatasetCatalog, camera: str) -> dict[str, list[int]]:
     return films
 
 
-def _key(
-    catalog: DatasetCatalog, films: Mapping[str, Mapping[str, list[int]]], decoder: str
-) -> str:
+def _key(catalog: DatasetCatalog, cameras: Sequence[str], decoder: str) -> str:
     """Return a text that changes with the lists and with every film."""
     episodes = catalog.episodes
     digest = hashlib.sha256(f"{_FORMAT} {decoder} {catalog.fps} {catalog.version}".encode())
     digest.update(episodes.index.tobytes() + episodes.length.tobytes())
-    for camera, names in films.items():
-        place = episodes.videos.get(camera)
+    for camera in cameras:
+        place, names = episodes.videos.get(camera), catalog.files("video", camera)
         digest.update(camera.encode() + (b"" if place is None else place.start_s.tobytes()))
-        stamps = [f"{name} {catalog.sizes.get(name)} {catalog.changed.get(name)}" for name in names]
-        digest.update("\n".join(stamps).encode())
+        digest.update("\n".join(names).encode())
+        for facts in (catalog.sizes, catalog.changed):
+            digest.update(np.array([facts.get(name, -1) for name in names], np.int64).tobytes())
     return digest.hexdigest()[:24]
 
 
@@ -181,7 +181,7 @@ class _Film:
         self, catalog: DatasetCatalog, camera: str, name: str, ordinals: Ints, size: tuple[int, int]
     ) -> None:
         self._catalog, self._camera, self._name, self._size = catalog, camera, name, size
-        self._ordinals = ordinals[np.argsort(catalog.episodes.index[ordinals], kind="stable")]
+        self._ordinals = ordinals  # In the order of their numbers, as a catalog's are.
         self._numbers = catalog.episodes.index[self._ordinals]
         self._rows = catalog.episodes.length[self._ordinals]
         self._broken: dict[int, str] = {}
@@ -199,7 +199,7 @@ class _Film:
         Returns:
             A text that copies of the film have too; empty where that is not known.
         """
-        path = self._catalog.root / self._name
+        path = f"{self._catalog.root}/{self._name}"
         try:
             self._table, content = read_film(path, cache)
             fault = decoder.unfit(path, self._table) or self._other_size()

@@ -37,6 +37,9 @@ Progress = Callable[[int, int], None]
 """Called with files done and files in all."""
 
 _READERS = 4
+_TOGETHER = 2**18
+"""Rows up to which files are copied at once."""
+
 MOST_ROWS = 10 * LONGEST_EPISODE
 """Rows of one data file. A few bytes of Parquet can encode any number of equal rows."""
 
@@ -255,10 +258,10 @@ class _Builder:
             step = 64
             for first in range(0, len(groups), step):
                 part = groups[first : first + step]
-                for (name, ordinals), table in zip(
-                    part, readers.map(self._read, [name for name, _ in part]), strict=True
-                ):
-                    self._copy_file(name, ordinals, table)
+                tables = [*readers.map(self._read, [name for name, _ in part])]
+                if not self._copy_together([ordinals for _, ordinals in part], tables):
+                    for (name, ordinals), table in zip(part, tables, strict=True):
+                        self._copy_file(name, ordinals, table)
                 if progress:
                     progress(min(first + step, len(groups)), len(groups))
         for array in self._arrays.values():
@@ -311,23 +314,55 @@ class _Builder:
         self._elsewhere |= dict.fromkeys(rows.numbers - listed, name)
         for ordinal in ordinals:
             try:
-                self._copy_episode(ordinal, rows)
+                first, part = rows.of(ordinal)
+                self._copy_rows(ordinal, np.array([first]), part)
             except DatasetError as error:
                 self._faults[ordinal] = f"{name}: {error}"
 
-    def _copy_episode(self, ordinal: int, rows: "EpisodeRows") -> None:
+    def _copy_together(self, groups: list[list[int]], tables: list[pa.Table | str]) -> bool:
+        """Copy many small files at once, which takes a third of the time of one after another.
+
+        Returns:
+            False where a file is not just the rows of its episodes in their order, where something
+            is wrong, or where the files are large: then nothing is copied.
+        """
+        read = [table for table in tables if not isinstance(table, str)]
+        ordinals = [ordinal for group in groups for ordinal in group]
+        start, stop = ordinals[0], ordinals[-1] + 1
+        if len(read) < len(tables) or ordinals != [*range(start, stop)]:
+            return False
         episodes = self._catalog.episodes
-        first, part = rows.of(ordinal)
-        _check_clock(part, self._clock, self._catalog.fps)
-        at = slice(episodes.offset[ordinal], episodes.offset[ordinal + 1])
-        self._arrays["first_row"][ordinal] = first
+        lengths, held = [episodes.length[group] for group in groups], [len(table) for table in read]
+        if held != [int(each.sum()) for each in lengths] or sum(held) > _TOGETHER:
+            return False
+        expected = np.repeat(episodes.index[start:stop], episodes.length[start:stop])
+        try:
+            rows = pa.concat_tables(read).combine_chunks()
+            if not np.array_equal(_episode_numbers(rows["episode_index"]), expected):
+                return False
+            first = np.concatenate([np.cumsum(each) - each for each in lengths])
+            self._copy_rows(start, first, rows)
+        except (DatasetError, pa.ArrowException):
+            return False
+        return True
+
+    def _copy_rows(self, start: int, first: NDArray[np.int64], rows: pa.Table) -> None:
+        """Copy the ``rows`` of the episodes from ``start`` on, which begin at ``first`` in files.
+
+        Raises:
+            DatasetError: Something is wrong with one of them.
+        """
+        episodes, stop = self._catalog.episodes, start + len(first)
+        _check_clock(rows, self._clock, self._catalog.fps, episodes.length[start:stop])
+        at = slice(episodes.offset[start], episodes.offset[stop])
         for name, width in self._widths.items():
             try:
-                self._arrays[name][at] = matrix(part[name], name, width)
+                self._arrays[name][at] = matrix(rows[name], name, width)
             except DatasetError as error:
-                raise DatasetError(f"episode {int(episodes.index[ordinal])}: {error}") from error
+                raise DatasetError(f"episode {int(episodes.index[start])}: {error}") from error
         for name, kind in self._texts.items():
-            self._arrays[name][at] = self._encode(name, kind, part[name])
+            self._arrays[name][at] = self._encode(name, kind, rows[name])
+        self._arrays["first_row"][start:stop] = first
 
     def _encode(self, name: str, kind: str, column: pa.ChunkedArray) -> NDArray[np.int32]:
         if column.null_count:
@@ -368,7 +403,9 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
         raise DatasetError(f"{name} is missing")
     try:
         # Not `pq.read_table`: what it does beside reading takes six times as long for an episode.
-        with pq.ParquetFile(path) as file:
+        # Nor the path itself, nor reading ahead: looking for its file system and handing reads to
+        # other threads take half of what is left.
+        with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
             rows = file.metadata.num_rows
             if rows > MOST_ROWS:
                 raise DatasetError(
@@ -397,13 +434,7 @@ class EpisodeRows:
 
     def __init__(self, catalog: DatasetCatalog, table: pa.Table) -> None:
         self._catalog, self._table = catalog, table
-        column = table["episode_index"]
-        if not pa.types.is_integer(column.type) or column.null_count:
-            raise DatasetError(
-                f"episode_index is {column.type} with {column.null_count} empty rows, allowed are "
-                "whole numbers in every row"
-            )
-        numbers = np.concatenate([plain_numbers(chunk) for chunk in column.chunks] or [_NONE])
+        numbers = _episode_numbers(table["episode_index"])
         bounds = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         bounds = np.concatenate([[0], bounds, [len(numbers)]]) if len(numbers) else np.zeros(1, int)
         self._pieces: dict[int, list[tuple[int, int]]] = {}
@@ -433,16 +464,39 @@ class EpisodeRows:
         return pieces[0][0], self._table.slice(pieces[0][0], length)
 
 
-def _check_clock(rows: pa.Table, clock: Sequence[str], fps: float) -> None:
-    """Check that the rows of an episode with films follow each other as their pictures do.
+def _episode_numbers(column: pa.ChunkedArray) -> NDArray[np.integer]:
+    """Return the number of the episode of every row.
+
+    Raises:
+        DatasetError: A row has none, or they are not whole numbers.
+    """
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise DatasetError(
+            f"episode_index is {column.type} with {column.null_count} empty rows, allowed are "
+            "whole numbers in every row"
+        )
+    return np.concatenate([plain_numbers(chunk) for chunk in column.chunks] or [_NONE])
+
+
+def _check_clock(
+    rows: pa.Table, clock: Sequence[str], fps: float, lengths: NDArray[np.int64]
+) -> None:
+    """Check that the rows of episodes with films follow each other as their pictures do.
+
+    Args:
+        rows: Of one or several episodes.
+        clock: Columns that tell it.
+        fps: Rows per second.
+        lengths: Rows of each episode.
 
     Raises:
         DatasetError: Rows are missing, in another order, or of another rate.
     """
+    expected = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     for name in clock:
         rate = fps if name == "timestamp" else 1.0
         values = matrix(rows[name], name, 1)[:, 0].astype(np.float64)
-        off = np.abs(values * rate - np.arange(len(values)))
+        off = np.abs(values * rate - expected)
         if len(off) and off.max() > _LATE:
             row = int(off.argmax())
             raise DatasetError(

@@ -53,6 +53,9 @@ _FETCH = (
 _COMPARED = 256
 """Episodes whose numbers are compared with the robot's description, spread over all in use."""
 
+_COMPARED_ROWS = 2**14
+"""Rows of them that are compared, spread alike: twice as many at most."""
+
 _DIGITS = re.compile(r"\d+")
 
 
@@ -240,11 +243,14 @@ class DatasetReader:
         if not len(used):
             return
         some = used[np.linspace(0, len(used) - 1, min(len(used), _COMPARED)).astype(int)]
-        episodes = [self.states(int(ordinal)) for ordinal in some]
-        yield from unfit(
-            self.embodiment, {key: np.concatenate([one[key] for one in episodes])
-                              for key in self.resolution.vectors},
-        )  # fmt: skip
+        first, length = self.catalog.episodes.offset[some], self.catalog.episodes.length[some]
+        step = 1 + int(length.sum()) // _COMPARED_ROWS
+        spans = zip(first, first + length, strict=True)
+        rows = np.concatenate([np.arange(start, stop, step) for start, stop in spans])
+        yield from unfit(self.embodiment, {
+            key: np.asarray(self.columns.vector(source.column))[rows, source.start : source.stop]
+            for key, source in self.resolution.vectors.items()
+        })  # fmt: skip
 
     def _oddities(self) -> Iterator[str]:
         """Yield what is odd, and does not keep an episode from being used."""

@@ -36,7 +36,7 @@ class Decoder(Protocol):
     table: FrameTable
 
     @staticmethod
-    def unfit(path: Path, table: FrameTable) -> str:
+    def unfit(path: Path | str, table: FrameTable) -> str:
         """Return why this decoder would give other pictures of a file than the others do."""
         ...
 
@@ -74,7 +74,7 @@ class PyAvDecoder:
         self._is_damaged = False
 
     @staticmethod
-    def unfit(_: Path, __: FrameTable) -> str:
+    def unfit(_: Path | str, __: FrameTable) -> str:
         """Return an empty text: this is the decoder that others are measured by."""
         return ""
 
@@ -181,7 +181,7 @@ class TorchcodecDecoder:
             raise DatasetError(f"{path} is not a readable video: {error}") from error
 
     @staticmethod
-    def unfit(path: Path, table: FrameTable) -> str:
+    def unfit(path: Path | str, table: FrameTable) -> str:
         """Return why torchcodec would give other pictures of a file than PyAV; empty: it does not.
 
         Formats of 8 bits are converted alike to the bit, those of 10 are not.
