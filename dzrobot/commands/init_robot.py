@@ -103,8 +103,9 @@ def _absent(catalog: DatasetCatalog) -> None:
         {name for found in lacking.values() for name in found if not name.startswith("data/")}
     )
     if names:
+        folder = names[0].partition("/")[0]
         print(
             f"pictures: {len(lacking)} of {counted(len(catalog.episodes), 'episode')} lack a file "
             f"({counted(len(names), 'file')}, such as {names[0]}): copy them there, or fetch the "
-            "dataset again: hf download OWNER/NAME --repo-type dataset --include 'videos/*'"
+            f"dataset again: hf download OWNER/NAME --repo-type dataset --include '{folder}/*'"
         )

@@ -9,7 +9,7 @@ from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_recorded, add_sampling, sampled_robot
 from dzrobot.errors import DatasetError
 from dzrobot.progress import progress_bar
-from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.dataset import DatasetReader, ReaderOptions, alike
 from dzrobot.training.data.reading_pool import (
     ReadingPool,
     decode_all,
@@ -66,10 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.thorough:
             faults += _decoded(pool)
     print(f"  looked at     {_LOOKED_AT[options.images + arguments.thorough]}")
-    for fault in faults[:SHOWN]:
+    kinds = alike(faults)
+    for fault in kinds[:SHOWN]:
         print(f"  FAULT {fault}")
-    if len(faults) > SHOWN:
-        print(f"  ... and {len(faults) - SHOWN} more")
+    if len(kinds) > SHOWN:
+        print(f"  ... and {len(kinds) - SHOWN} other kinds")
     print(f"  faults: {len(faults)}")
     return 1 if faults else 0
 

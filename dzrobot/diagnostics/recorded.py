@@ -14,7 +14,7 @@ from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.documents import read_json, shorten
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.errors import ConfigError, DatasetError
+from dzrobot.errors import ConfigError, DatasetError, preview
 from dzrobot.progress import Show
 from dzrobot.recording.catalog import RATE_TOLERANCE, DatasetCatalog
 from dzrobot.recording.formats import EpisodeFacts
@@ -70,6 +70,7 @@ def load_recording(
     if facts is not None:
         _check_rate(catalog, facts)
         _check_actions(catalog, stated, facts)
+        _check_scene(catalog, stated, facts)
     numbers = catalog.episodes.index.tolist()
     if episode not in numbers:
         raise DatasetError(
@@ -154,6 +155,22 @@ def _check_actions(catalog: DatasetCatalog, stated: EpisodeFacts, facts: Environ
             )
 
 
+def _check_scene(catalog: DatasetCatalog, stated: EpisodeFacts, facts: EnvironmentFacts) -> None:
+    """Refuse actions that were made among other objects, where recording and scene name theirs."""
+    recorded = str(stated.model_dump().get("scene_objects", "")).split()
+    lacking = set(facts.scene_objects) - {name.lower() for name in recorded}
+    if recorded and lacking:
+        others = [name for name in recorded if name.lower() not in facts.scene_objects]
+        raise DatasetError(
+            f"episode {stated.episode_index} of {catalog.root} was recorded in another scene: the "
+            f"environment's has {preview(sorted(lacking))}, which the recorded one lacks; that had "
+            f"{preview(others) if others else 'nothing in its place'}. The task's problem file was "
+            "changed after the recording, or it is another task's: repeat it in the task and the "
+            "release of LIBERO that it was recorded in (--env, --env-arg task_id=N); training on "
+            "it needs no simulator"
+        )
+
+
 def _joined(
     values: Mapping[str, NDArray[np.float32]], sources: Sequence[ColumnSource]
 ) -> NDArray[np.float32]:
@@ -181,6 +198,9 @@ def examine_dataset(
     facts = look_at(env, None, given)
     robot = needed_robot(env, facts)
     ordinals = _of_task(catalog, None if facts.moves_an_arm else facts.task, episodes)
+    for ordinal in ordinals:
+        number = int(catalog.episodes.index[ordinal])
+        _check_scene(catalog, catalog.facts.get(number, EpisodeFacts(episode_index=number)), facts)
     read = list(read_episodes(catalog, robot, ordinals, images=not facts.moves_an_arm))
     yield from _rate(catalog, facts)
     if facts.moves_an_arm:

@@ -148,6 +148,9 @@ class EnvironmentFacts:
     perturbations: tuple[str, ...] = ()
     """Axes along which its scene can be made harder."""
 
+    scene_objects: tuple[str, ...] = ()
+    """Names of the objects in its scene; empty: it does not say."""
+
     libraries: tuple[str, ...] = ()
     """Distributions whose versions a result depends on, beyond those of every evaluation."""
 

@@ -176,14 +176,16 @@ def import_demonstrations(  # noqa: PLR0913
                 continue
             else:
                 try:
-                    left, success = _write(writer, one, drop_idle=drop_idle)
+                    left, success, objects = _write(writer, one, drop_idle=drop_idle)
                 except DatasetError as error:
                     writer.discard()
                     if not skip_damaged:
                         raise
                     damaged.append(str(error))
                     continue
-                facts = {"idle_rows_dropped": left} if drop_idle else {}
+                facts: dict[str, int | str] = {"idle_rows_dropped": left} if drop_idle else {}
+                if objects:
+                    facts["scene_objects"] = " ".join(objects)
                 writer.save_episode(success=success, source=one.source, **facts)
             rows, idle = rows + one.rows - left, idle + left
             show(number + 1, len(demonstrations))
@@ -364,8 +366,11 @@ def _check_continues(
 
 def _write(
     writer: EpisodeWriter, one: Demonstration, *, drop_idle: bool
-) -> tuple[int, bool | None]:
-    """Add the rows of one demonstration; return how many were left out, and its success.
+) -> tuple[int, bool | None, list[str]]:
+    """Add the rows of one demonstration.
+
+    Returns:
+        How many rows were left out, whether it succeeded, and what stood in its scene.
 
     Images are read a few rows at a time. Damage may be found after some rows were added.
 
@@ -397,7 +402,19 @@ def _write(
                 }
                 task = {writer.embodiment.language: one.task}
                 writer.add_frame({**images, "state.state": states[row], **task}, actions[row])
-        return int(idle.sum()), success
+        return int(idle.sum()), success, _scene_objects(demo)
+
+
+_ROOT_BODY = re.compile(r'<body (?:[^<>]{0,200} )?name="([\w.-]{1,100})_main"')
+"""The outermost body of an object, as robosuite names it, in MuJoCo's description of a scene."""
+
+
+def _scene_objects(demo: Hdf5Group) -> list[str]:
+    """Return the names of what stood in the scene beside the robot; empty: the file does not say.
+
+    LIBERO's benchmark has renamed objects since some of its demonstrations were recorded.
+    """
+    return sorted(set(_ROOT_BODY.findall(demo.text("model_file", ""))))
 
 
 def _success(demo: Hdf5Group, rows: int) -> bool | None:

@@ -108,6 +108,11 @@ class LiberoEnv(ArmEnv):
         """The instruction."""
         return self._language if self._asked is None else self._asked.language
 
+    @property
+    def scene_objects(self) -> tuple[str, ...]:
+        """Names of the objects that the task's problem file puts into the scene."""
+        return tuple(sorted(self._task.problem().objects))
+
     def perturb(self, axis: str | None, level: int, seed: int) -> None:
         """Make the next resets harder, as of :class:`ArmEnv`.
 

@@ -8,10 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.diagnostics.recorded import load_recording
+from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.libero.assets import import_libero
 from dzrobot.envs.libero.hdf5 import idle_rows
 from dzrobot.envs.libero.libero_env import LiberoEnv
 from dzrobot.envs.libero.suites import language_of, load_init_states, load_task
+from dzrobot.errors import DatasetError
+from dzrobot.rollout.environment import facts_of
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
@@ -27,7 +31,9 @@ NAMES = {
 }
 
 
-def write(path, demonstrations, *, convention="opengl", instruction="an instruction"):
+def write(
+    path, demonstrations, *, convention="opengl", instruction="an instruction", model_file=None
+):
     """Write raw observations and actions as LIBERO's collection of demonstrations does."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
@@ -37,6 +43,8 @@ def write(path, demonstrations, *, convention="opengl", instruction="an instruct
         for number, (seen, actions) in enumerate(demonstrations):
             demo = data.create_group(f"demo_{number}")
             demo.attrs["num_samples"] = len(actions)
+            if model_file is not None:
+                demo.attrs["model_file"] = model_file
             for name, raw in NAMES.items():
                 demo[f"obs/{name}"] = np.stack([one[raw] for one in seen])
             turns = [one["turn"] for one in seen]
@@ -316,3 +324,37 @@ def test_all_that_cannot_be_imported_is_named_and_the_rest_is(tmp_path, capsys):
     facts = (out / "meta/recording_facts.jsonl").read_text().splitlines()
     sources = [json.loads(line)["source"] for line in facts]
     assert sources == ["0_task_demo.hdf5:demo_0", "7_task_demo.hdf5:demo_0"]
+
+
+RENAMED = "LIVING_ROOM_SCENE4_pick_up_the_salad_dressing_and_put_it_in_the_tray"
+
+
+def scene_of(names):
+    """Return a scene as MuJoCo writes it, with the bodies of some objects."""
+    bodies = "".join(
+        f'<body name="{name}_main" pos="0 0 0"><body name="{name}_lid"/></body>' for name in names
+    )
+    return f'<mujoco><worldbody><body name="robot0_base"/>{bodies}</worldbody></mujoco>'
+
+
+def test_a_scene_whose_objects_were_renamed_is_named(tmp_path):
+    """LIBERO's files of this task were recorded when its bottle had another name."""
+    names = [load_task("libero_90", number).name for number in range(90)]
+    env = LiberoEnv(suite="libero_90", task_id=names.index(RENAMED))
+    facts, robot = facts_of(env), load_embodiment("libero_sim")
+    now = list(facts.scene_objects)
+    assert "new_salad_dressing_1" in now
+    before = [name.removeprefix("new_") for name in now]
+    for said, scene in (("before", scene_of(before)), ("now", scene_of(now)), ("silent", None)):
+        folder = tmp_path / said
+        folder.mkdir()
+        write(folder / f"{RENAMED}_demo.hdf5", [invented(3)], model_file=scene)
+        words = ["import-hdf5", str(folder), "--output", str(folder / "set")]
+        assert main(words) == 0
+        if said != "before":
+            assert len(load_recording(folder / "set", 0, robot, facts).actions) == 3
+            continue
+        with pytest.raises(DatasetError, match="recorded in another scene") as refused:
+            load_recording(folder / "set", 0, robot, facts)
+        assert "has new_salad_dressing_1, which" in str(refused.value)
+        assert "that had salad_dressing_1." in str(refused.value)

@@ -5,6 +5,8 @@ import threading
 
 import av
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from data_worlds import ROBOT, record
 
@@ -18,7 +20,12 @@ from dzrobot.training.data.video_decoding import PyAvDecoder
 def test_the_rows_of_a_file_are_looked_through_once(tmp_path, monkeypatch):
     path = record(tmp_path / "set", lengths=(20,) * 6, version="v3.0")
     consolidate(path)
-    assert len(list(path.glob("data/*/*.parquet"))) == 1
+    (file,) = path.glob("data/*/*.parquet")
+    # With a fault in it, its episodes are copied one by one.
+    table = pq.read_table(file)
+    tasks = np.append(table["task_index"].to_numpy()[:-1], 9)
+    at = table.column_names.index("task_index")
+    pq.write_table(table.set_column(at, "task_index", pa.array(tasks)), file)
     looked, plain = [], np.flatnonzero
 
     def counted(values):
@@ -26,9 +33,11 @@ def test_the_rows_of_a_file_are_looked_through_once(tmp_path, monkeypatch):
         return plain(values)
 
     monkeypatch.setattr("dzrobot.training.data.columns.np.flatnonzero", counted)
-    reader = DatasetReader(path, ROBOT, ReaderOptions(cache=tmp_path / "cache"))
+    options = ReaderOptions(cache=tmp_path / "cache", damaged="count")
+    reader = DatasetReader(path, ROBOT, options)
     monkeypatch.undo()
-    assert reader.columns.first_row.tolist() == [20 * episode for episode in range(6)]
+    assert list(reader.columns.faults) == [5]
+    assert reader.columns.first_row.tolist()[:5] == [20 * episode for episode in range(5)]
     rows = [count for count in looked if count >= 119]
     assert rows == [119]
 

@@ -11,6 +11,7 @@ from data_worlds import RELATIVE, ROBOT, TASKS, record, robot, step
 from dzrobot.errors import DatasetError, UnknownNameError
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
 from dzrobot.training.data import DatasetReader, EpisodeSelection, ReaderOptions, reading_pool
+from dzrobot.training.data.dataset import alike
 from dzrobot.training.data.films import FrameTable
 from dzrobot.training.data.reading_pool import ReadingPool, decode_all, first_frames
 from dzrobot.training.data.video_decoding import PyAvDecoder
@@ -244,6 +245,16 @@ def test_every_file_can_be_checked(recorded, tmp_path, options, monkeypatch):
         with ReadingPool([found], processes) as pool:
             shown.append([(one.pictures, one.faults) for one in decode_all(pool)])
     assert shown == [[(50, ()), (80, ())]] * 2
+
+
+def test_faults_that_differ_in_numbers_alone_are_one_line():
+    faults = [f"episode {n}: film {n}.mp4 has {n + 9} frames" for n in range(20)]
+    other = ["episode 3: every action is zero", "a list is odd", "row 1 is blank", "row 2 is blank"]
+    first, *rest = alike([*faults, *other])
+    numbers = ", ".join(map(str, range(1, 13)))
+    assert first == f"{faults[0]} (and 19 episodes like it: {numbers}, ...)"
+    assert rest == [*other[:2], "row 1 is blank (and 1 like it)"]
+    assert alike(faults[4:6]) == [f"{faults[4]} (and 1 episode like it: 5)"]
 
 
 def test_interrupted_lists_are_cut_to_what_was_committed(recorded, tmp_path, options):

@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,6 @@ _COMPARED = 256
 
 _COMPARED_ROWS = 2**14
 """Rows of them that are compared, spread alike: twice as many at most."""
-
-_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +129,31 @@ class EpisodeSelection:
     def leaves_out(self, episode: int) -> bool:
         """Return whether ``episode`` is not to be used."""
         return episode in self.without or (self.only is not None and episode not in self.only)
+
+
+def alike(faults: Iterable[str]) -> list[str]:
+    """Return faults of episodes, those that differ in numbers alone as one, with the others' count.
+
+    Args:
+        faults: A line each; those of an episode begin with ``episode NUMBER``.
+    """
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        kinds.setdefault(_DIGITS.sub("#", fault), []).append(fault)
+    return [first + _and_others(others) for first, *others in kinds.values()]
+
+
+def _and_others(faults: Sequence[str]) -> str:
+    found = [number for number in map(_EPISODE.match, faults) if number]
+    if len(found) < len(faults) or not faults:
+        return f" (and {len(faults)} like it)" if faults else ""
+    numbers = [number[1] for number in found]
+    shown = ", ".join(numbers[:_NUMBERS]) + (", ..." if numbers[_NUMBERS:] else "")
+    return f" (and {counted(len(numbers), 'episode')} like it: {shown})"
+
+
+_DIGITS, _EPISODE, _NUMBERS = re.compile(r"\d+"), re.compile(r"episode (\d+)"), 12
+"""What a fault is compared without; what one of an episode begins with; numbers that are shown."""
 
 
 class DatasetReader:
@@ -500,13 +523,7 @@ class DatasetReader:
     def _summary(self, missed: Sequence[int], most: int) -> str:
         """Return what is wrong with the episodes ``missed``, those alike on one line."""
         numbers = self.catalog.episodes.index
-        kinds: dict[str, list[int]] = {}
-        for ordinal in missed:
-            kinds.setdefault(_DIGITS.sub("#", self._damage[ordinal]), []).append(ordinal)
-        lines = []
-        for alike in kinds.values():
-            more = f" (and {counted(len(alike) - 1, 'episode')} like it)" if alike[1:] else ""
-            lines.append(f"episode {numbers[alike[0]]}: {self._damage[alike[0]]}{more}")
+        lines = alike(f"episode {numbers[ordinal]}: {self._damage[ordinal]}" for ordinal in missed)
         return (
             f"{self.catalog.root}: {len(missed)} of {len(numbers)} episodes cannot be used:\n  "
             + "\n  ".join(lines[:most])
