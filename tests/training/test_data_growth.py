@@ -42,6 +42,25 @@ def test_the_rows_of_a_file_are_looked_through_once(tmp_path, monkeypatch):
     assert rows == [119]
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_small_files_are_copied_together_as_they_are_one_by_one(version, tmp_path, monkeypatch):
+    path = record(tmp_path / "set", lengths=(20, 31, 17, 25), version=version)
+    read = []
+    for name, rows in (("together", 10**6), ("apart", 0)):
+        monkeypatch.setattr("dzrobot.training.data.columns._TOGETHER", rows)
+        options = ReaderOptions(cache=tmp_path / name)
+        columns = DatasetReader(path, ROBOT, options).columns
+        assert not columns.faults
+        tables = {name: columns.vector(name) for name in columns.widths}
+        tables |= {name: columns.codes(name) for name in columns.texts}
+        read.append(tables | {"first_row": columns.first_row})
+    together, apart = read
+    assert together.keys() == apart.keys()
+    for name, table in apart.items():
+        np.testing.assert_array_equal(together[name], table)
+        assert np.ptp(table) > 0 or name == "first_row"
+
+
 def test_one_process_of_a_node_copies_and_the_others_take_what_it_made(tmp_path, monkeypatch):
     """Locks are held by open files, so threads stand for processes."""
     path = record(tmp_path / "set", lengths=(20, 20))
