@@ -30,6 +30,7 @@ from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.episode_list import why_unreadable
 from dzrobot.recording.formats import LONGEST_EPISODE
 from dzrobot.training.data.column_mapping import ResolvedColumns
+from dzrobot.untrusted import parsing
 
 _log = logging.getLogger(__name__)
 
@@ -337,12 +338,13 @@ class _Builder:
             return False
         expected = np.repeat(episodes.index[start:stop], episodes.length[start:stop])
         try:
-            rows = pa.concat_tables(read).combine_chunks()
+            with parsing("the files", DatasetError, "do not fit together"):
+                rows = pa.concat_tables(read).combine_chunks()
             if not np.array_equal(_episode_numbers(rows["episode_index"]), expected):
                 return False
             first = np.concatenate([np.cumsum(each) - each for each in lengths])
             self._copy_rows(start, first, rows)
-        except (DatasetError, pa.ArrowException):
+        except DatasetError:
             return False
         return True
 

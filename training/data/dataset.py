@@ -53,7 +53,7 @@ _FETCH = (
 _COMPARED = 256
 """Episodes whose numbers are compared with the robot's description, spread over all in use."""
 
-_COMPARED_ROWS = 2**14
+_COMPARED_ROWS = 2**12
 """Rows of them that are compared, spread alike: twice as many at most."""
 
 

@@ -287,9 +287,9 @@ def load_decoder(name: str) -> None:
         UnknownNameError: There is no such decoder.
     """
     kind = find(DECODERS, "video decoder", name)
-    kind.library()
     if kind is not TorchcodecDecoder:
-        return
+        return  # Importing PyAV takes as long as opening a dataset again, which decodes nothing.
+    kind.library()
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         _write_clip(path)
