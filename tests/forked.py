@@ -4,10 +4,17 @@
 simulators and all test files again: 20 s of processor time for each.
 The tests of a file run in one process, so their fixtures (a simulator, a training run) are made
 once. A process that dies fails its test, and another one continues with the next.
+
+What tests marked ``copies`` start by the method ``spawn`` is forked too, from a copy of the process
+that had run nothing yet: without a simulator, thread or lock, as a fresh interpreter is, but with
+all modules. Their long forms start fresh interpreters.
 """
 
+import contextlib
+import logging
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -15,7 +22,9 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
+from multiprocessing import context, forkserver, reduction
+from multiprocessing.connection import Connection, arbitrary_address, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,6 +187,7 @@ def _work(session: pytest.Session, assigned: list[int], channel: Connection) -> 
     capture.stop_global_capturing()
     capture.start_global_capturing()
     session.config.hook.pytest_process_begins()
+    plugins.register(Copies(), "copies")
     upcoming = _upcoming(assigned, channel)
     number = next(upcoming, None)
     while number is not None:
@@ -197,3 +207,78 @@ def _upcoming(assigned: list[int], channel: Connection) -> Iterator[int]:
         channel.send(("more", None))
         if not (assigned := channel.recv()):
             return
+
+
+class Copies:
+    """Begins as a copy of this process, and forks what is to be spawned from now on."""
+
+    def __init__(self) -> None:
+        self._fresh = multiprocessing.get_context
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(arbitrary_address("AF_UNIX"))
+        listener.listen()
+        ended, alive = os.pipe()
+        if (server := os.fork()) == 0:
+            end_with_parent(os.getppid())
+            _close_but(0, 1, 2, listener.fileno(), ended)
+            try:
+                forkserver.main(listener.detach(), ended, [])
+            finally:
+                os._exit(0)
+        os.close(ended)
+        vars(forkserver.ensure_running.__self__).update(  # type: ignore[attr-defined]
+            _forkserver_address=listener.getsockname(),
+            _forkserver_alive_fd=alive,
+            _forkserver_pid=server,
+        )
+        listener.close()
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Choose how the processes of a test begin."""
+        copies = item.get_closest_marker("copies") and not item.get_closest_marker("long")
+        multiprocessing.get_context = self._copied if copies else self._fresh  # type: ignore[assignment]
+
+    def _copied(self, method: str | None = None) -> Any:
+        return _CopyContext() if method == "spawn" else self._fresh(method)
+
+
+class _CopiedProcess(context.ForkServerProcess):
+    """Has the surroundings of the process that starts it, as a fresh interpreter has."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied_process, (_Surroundings(), type(self), vars(self))
+
+
+class _CopyContext(context.ForkServerContext):
+    Process = _CopiedProcess  # type: ignore[assignment]
+
+
+class _Surroundings:
+    """Environment, output and log; unpickled before anything else of the process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _surround, (dict(os.environ), reduction.DupFd(1), reduction.DupFd(2))
+
+
+def _surround(environment: dict[str, str], *outputs: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output.detach(), number)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    logging.getLogger().handlers.clear()
+
+
+def _copied_process(_: None, kind: type, state: dict[str, Any]) -> Any:
+    process = kind.__new__(kind)
+    # It ends with the process that it is forked from, which ends with the test's.
+    vars(process).update(state, _parent_pid=os.getppid())
+    return process
+
+
+def _close_but(*kept: int) -> None:
+    """Close all files that a fresh interpreter would not have."""
+    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        if number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)

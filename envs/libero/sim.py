@@ -4,6 +4,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -15,6 +16,7 @@ from dzrobot.envs.mujoco.culling import culled
 from dzrobot.envs.mujoco.simulator import (
     check_rendering,
     free_context,
+    put_back,
     same_drawing,
     transfer_context,
     use_context,
@@ -191,9 +193,7 @@ class Simulation:
     def close(self) -> None:
         """Free the scene and its drawing context; closing twice is harmless."""
         _open.discard(self)
-        if self._env.sim is not None:
-            self._env.close()
-        self._env.drop_context()
+        self._env.close()
 
     def _observed(self) -> Raw:
         self._env._update_observables(force=True)
@@ -214,6 +214,20 @@ class Simulation:
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Compiled:
+    """What the scene was compiled from, and the model as it was then.
+
+    A scene of LIBERO has the same text at every reset; compiling it was a third of one. Lift draws
+    the size of its cube into the text.
+    """
+
+    text: str
+
+    original: Any
+    """MuJoCo's. None where the text before was another one: it will hardly come again."""
+
+
 class _SparingCameras:
     """Mixed into a robosuite environment: its cameras draw only while ``drawing`` is True.
 
@@ -227,24 +241,40 @@ class _SparingCameras:
     drawing = False
     sim: Any
     """robosuite's; None while there is no scene."""
+    model: Any
+    """robosuite's description of the scene, of which the simulator is compiled."""
 
     def __init__(self, *, image: CameraOptions, **arguments: Any) -> None:
         self.image = image
         self._kept: Any = None
+        self._compiled: _Compiled | None = None
+        self._spare: Any = None
         super().__init__(**arguments)
 
-    def drop_context(self) -> None:
-        """Free the drawing context that was kept for the next scene, if there is one."""
+    def close(self) -> None:
+        """Free the scene, its drawing context and what was kept for the next; again is harmless."""
+        self._compiled = None
+        super().close()  # type: ignore[misc]
+        self._drop_spare()
+        self._drop_context()
+
+    def _drop_context(self) -> None:
         if self._kept is not None:
             free_context(self._kept)
             self._kept = None
 
+    def _drop_spare(self) -> None:
+        """Free the simulator of the scene before, and with it more than 1 GB of address space."""
+        if self._spare is not None:
+            self._spare.free()
+            self._spare = None
+
     def _destroy_sim(self) -> None:
-        if self.sim is not None:
-            self._kept, self.sim._render_context_offscreen = (
-                self.sim._render_context_offscreen,
-                None,
-            )
+        if self.sim is None:
+            return
+        self._kept, self.sim._render_context_offscreen = self.sim._render_context_offscreen, None
+        if self._compiled is not None and self._compiled.original is not None:
+            self._spare, self.sim = self.sim, None
         super()._destroy_sim()  # type: ignore[misc]
 
     def _create_camera_sensors(
@@ -266,19 +296,39 @@ class _SparingCameras:
         return import_module("robosuite.utils.observables").sensor(modality="image")(draw)
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        super()._initialize_sim(xml_string)  # type: ignore[misc]
+        text = xml_string or self.model.get_xml()
+        before = self._compiled
+        if before is not None and before.text == text and self._spare is not None:
+            self._begin_again(before.original)
+            return
+        self._compiled = None
+        self._drop_spare()
+        super()._initialize_sim(text)  # type: ignore[misc]
         # Both are read when the drawing context is made, right after this. The whole buffer is
         # cleared for every image; robosuite makes it larger where somebody asks for more.
         visual = self.sim.model.vis
         visual.global_.offheight, visual.global_.offwidth = self.image.size
         if self.image.quality == "draft":
             visual.quality.offsamples = 0
+        repeats = before is None or before.text == text
+        original = copy(self.sim.model._model) if repeats else None
+        self._compiled = _Compiled(text=text, original=original)
+
+    def _begin_again(self, original: Any) -> None:
+        """Make of the simulator of the scene before what a new one of the same text would be."""
+        self.sim, self._spare = self._spare, None
+        if not put_back(self.sim.model._model, original):
+            self._drop_context()
+        self.sim.reset()
+        self.sim.forward()
+        self.initialize_time(self.control_freq)
 
     def _reset_internal(self) -> None:
-        if self._kept is not None and same_drawing(self._kept.model, self.sim.model):
-            transfer_context(self._kept, self.sim)
+        kept = self._kept
+        if kept and (kept.model is self.sim.model or same_drawing(kept.model, self.sim.model)):
+            transfer_context(kept, self.sim)
             self._kept = None
-        self.drop_context()
+        self._drop_context()
         super()._reset_internal()  # type: ignore[misc]
         context = self.sim._render_context_offscreen
         if self.image.quality == "draft" and context is not None:

@@ -12,6 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dzrobot.errors import MissingDependencyError, SetupError, counted
 from dzrobot.files import cache_folder, spare_cache
 from dzrobot.importing import install
@@ -174,12 +176,57 @@ _AT_UPLOAD = attrgetter(
 
 def same_drawing(one: Any, other: Any) -> bool:
     """Return whether two models (robosuite's) upload the same to a drawing context."""
-    one, other = one._model, other._model
+    return _uploads_alike(one._model, other._model)
+
+
+def _uploads_alike(one: Any, other: Any) -> bool:
     arrays = attrgetter(*(name for name in dir(one) if name.startswith(_UPLOADED)))
     return _AT_UPLOAD(one.vis) == _AT_UPLOAD(other.vis) and all(
-        mine.tobytes() == theirs.tobytes()
-        for mine, theirs in zip(arrays(one), arrays(other), strict=True)
+        map(_same_bits, arrays(one), arrays(other))
     )
+
+
+_PIECE = 1 << 18
+"""Bytes of an array that are compared at a time: their copies stay in the processor's cache."""
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    mine, theirs = one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8)
+    return mine.size == theirs.size and all(
+        mine[at : at + _PIECE].tobytes() == theirs[at : at + _PIECE].tobytes()
+        for at in range(0, mine.size, _PIECE)
+    )
+
+
+def put_back(model: Any, original: Any) -> bool:
+    """Write into ``model`` (MuJoCo's) all that differs in ``original``, of which it is a copy.
+
+    Returns:
+        Whether both upload the same to a drawing context, as in :func:`same_drawing`.
+    """
+    alike = _uploads_alike(model, original)
+    for name in dir(original):
+        value = getattr(original, name) if not name.startswith("_") else None
+        if isinstance(value, np.ndarray):
+            if not (alike and name.startswith(_UPLOADED)):
+                getattr(model, name)[...] = value
+        elif name in _SETTINGS:
+            _put_settings_back(getattr(model, name), value)
+    return alike
+
+
+_SETTINGS = ("opt", "vis", "stat")
+
+
+def _put_settings_back(settings: Any, original: Any) -> None:
+    for name in dir(original):
+        value = None if name.startswith("_") else getattr(original, name)
+        if isinstance(value, np.ndarray):
+            getattr(settings, name)[...] = value
+        elif isinstance(value, int | float):
+            setattr(settings, name, value)
+        elif value is not None and not callable(value):
+            _put_settings_back(getattr(settings, name), value)
 
 
 def transfer_context(context: Any, sim: Any) -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import dzrobot  # noqa: F401
+from dzrobot.envs.libero import sim
 from dzrobot.errors import ConfigError, ModalityError, SimulatorError
 
 DRAFT = {"resolution": 64, "quality": "draft", "settle_steps": 1}
@@ -112,6 +114,16 @@ def test_interleaved_simulators_draw_their_own_scene(shared, make):
     assert together[-1][0]["video.image"].std() > 10, "an image is still drawn"
 
 
+def refusing(judge):
+    """Return ``judge`` with False for an answer."""
+
+    def judged(*models):
+        judge(*models)
+        return False
+
+    return judged
+
+
 @lift_first
 def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeypatch):
     """Kept, the context saves most of a reset; nothing in an image may tell."""
@@ -120,10 +132,59 @@ def test_a_scene_draws_the_same_with_the_context_of_the_one_before(make, monkeyp
     context = env.unwrapped.simulation.env.sim._render_context_offscreen
     kept = rollout(env, 57, count=1)
     assert env.unwrapped.simulation.env.sim._render_context_offscreen is context
-    monkeypatch.setattr("dzrobot.envs.libero.sim.same_drawing", lambda *_: False)
+    for name in ("same_drawing", "put_back"):
+        drawn_anew = refusing(getattr(sim, name))
+        monkeypatch.setattr(sim, name, drawn_anew)
     fresh = rollout(env, 57, count=1)
     assert env.unwrapped.simulation.env.sim._render_context_offscreen is not context
     assert_same(kept, fresh)
+
+
+def begun(env, resets):
+    """Return what a robot sees and a scene holds at resets and a step after, some perturbed."""
+    seen = []
+    for seed in range(resets):
+        env.unwrapped.perturb(env.unwrapped.perturbations[seed % 5] if seed % 2 else None, 3, seed)
+        seen += [env.reset(seed=seed), env.step(actions(1)[0])]
+        scene = env.unwrapped.simulation.env.sim
+        model = {name: getattr(scene.model, name) for name in dir(scene.model)}
+        arrays = {k: v.copy() for k, v in model.items() if isinstance(v, np.ndarray)}
+        small = {name: value for name, value in arrays.items() if value.nbytes < 2**20}
+        state = {"state": scene.get_state().flatten(), "force": scene.data.qacc.copy()}
+        seen.append((small | state, {}))
+    env.unwrapped.perturb(None, 1, 0)
+    return seen
+
+
+def mapped():
+    """Return the bytes of address space that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param("lift", marks=pytest.mark.long), "libero"], indirect=True, scope="module",
+)  # fmt: skip
+@pytest.mark.parametrize("resets", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_a_scene_that_begins_again_is_one_that_is_compiled_anew(shared, make, monkeypatch, resets):
+    """And a scene that is closed leaves nothing mapped: 1.3 GB each, after which no fork works."""
+    from robosuite.utils.binding_utils import MjSim
+
+    again = begun(shared, resets)
+    compiled, compile_ = [], MjSim.from_xml_string
+    monkeypatch.setattr(MjSim, "from_xml_string", lambda xml: compiled.append(1) or compile_(xml))
+    kept = begun(shared, 1)
+    assert len(compiled) == (1 if "lift" in shared.spec.id else 0)
+    assert_same(kept, again[: len(kept)])
+    before = mapped()
+    other = make(render_mode="rgb_array")
+    other.reset(seed=0)
+    other.close()
+    assert mapped() - before < 2**29
+    compiled.clear()
+    # Nothing to begin again with.
+    monkeypatch.setattr(sim, "copy", lambda model: None)
+    assert_same(begun(make(render_mode="rgb_array"), resets), again)
+    assert len(compiled) == resets + 1
 
 
 def test_observations_are_fresh_and_complete(shared):

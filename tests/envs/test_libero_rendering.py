@@ -13,6 +13,7 @@ from dzrobot.envs.mujoco.simulator import (
     choose_backend,
     egl_device,
     free_context,
+    put_back,
     same_drawing,
     scene_settings,
     transfer_context,
@@ -139,17 +140,17 @@ def widen(model):
     model.vis.rgba.fog[:] = 0.1, 0.2, 0.3, 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_a_texture,
-        change_a_material,
-        change_a_mesh,
-        change_the_shadow,
-        change_the_samples,
-        change_the_buffer,
-    ],
-)
+UPLOADED = [
+    change_a_texture,
+    change_a_material,
+    change_a_mesh,
+    change_the_shadow,
+    change_the_samples,
+    change_the_buffer,
+]
+
+
+@pytest.mark.parametrize("change", UPLOADED)
 def test_what_is_uploaded_keeps_a_context_from_being_handed_on(sim_of, change):
     assert same_drawing(sim_of().model, sim_of().model)
     assert not same_drawing(sim_of().model, sim_of(change).model)
@@ -158,6 +159,33 @@ def test_what_is_uploaded_keeps_a_context_from_being_handed_on(sim_of, change):
 
 def test_a_scene_that_only_moved_may_take_the_context(sim_of):
     assert same_drawing(sim_of().model, sim_of(widen).model)
+
+
+def change_everything_else(model):
+    widen(model)
+    model.opt.timestep, model.opt.gravity[:] = 0.003, (1, 2, 3)
+    model.vis.headlight.ambient[:] = 0.7
+    for name in dir(model):
+        value = getattr(model, name)
+        if isinstance(value, np.ndarray) and not name.startswith(("_", "mesh_", "tex_", "mat_")):
+            value += 1
+
+
+@pytest.mark.parametrize("change", [*UPLOADED, change_everything_else])
+def test_a_model_is_put_back_to_the_bit(change):
+    mujoco = pytest.importorskip("mujoco", reason="no simulator: pip install -e '.[libero]'")
+
+    def saved(model):
+        whole = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+        mujoco.mj_saveModel(model, None, whole)
+        return whole.tobytes()
+
+    original = mujoco.MjModel.from_xml_string(SCENE)
+    model = copy.copy(original)
+    change(model)
+    assert saved(model) != saved(original)
+    assert put_back(model, original) == (change is change_everything_else)
+    assert saved(model) == saved(original)
 
 
 AT_CREATION = (

@@ -33,6 +33,8 @@ from dzrobot.errors import (
 )
 from dzrobot.rollout.environment import EnvironmentFacts, facts_of
 
+pytestmark = pytest.mark.copies
+
 FOREIGN = ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "served_envs:make_odd"]
 """Environments of Gymnasium's own, with numbers, tables and tuples for observations."""
 
