@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,13 +135,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Of a family that is marked ``sampled``, two of three inputs are left to the long form.
     """
     items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
-    seen: Counter[str] = Counter()
+    families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
-            family = item.nodeid.partition("[")[0]
-            if seen[family] % 3:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        for number, item in enumerate(family):
+            # Shifted row by row, so that every value of two crossed parameters is met.
+            shift = number // 3 if len(family) > 4 else 0
+            if (number + shift) % 3:
                 item.add_marker(pytest.mark.long)
-            seen[family] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -239,7 +239,13 @@ class Copies:
         multiprocessing.get_context = self._copied if copies else self._fresh  # type: ignore[assignment]
 
     def _copied(self, method: str | None = None) -> Any:
-        return _CopyContext() if method == "spawn" else self._fresh(method)
+        return copies() if method == "spawn" else self._fresh(method)
+
+
+def copies() -> context.BaseContext:
+    """Return what starts copies; fresh interpreters where the tests run in a single process."""
+    begun = vars(forkserver.ensure_running.__self__)["_forkserver_pid"]  # type: ignore[attr-defined]
+    return _CopyContext() if begun else context.SpawnContext()
 
 
 class _CopiedProcess(context.ForkServerProcess):

@@ -233,6 +233,7 @@ def test_images_that_are_left_out_are_not_drawn_and_change_nothing_else(shared, 
     np.testing.assert_array_equal(shared.render(), shared.unwrapped.simulation.photograph()[::-1])
 
 
+@lift_first
 def test_numpys_global_generator_is_left_alone(make):
     np.random.seed(1)  # noqa: NPY002
     expected = np.random.random(3)  # noqa: NPY002
@@ -241,6 +242,7 @@ def test_numpys_global_generator_is_left_alone(make):
     np.testing.assert_array_equal(np.random.random(3), expected)  # noqa: NPY002
 
 
+@lift_first
 def test_time_limits_truncate_and_never_terminate(make):
     env = make(max_episode_steps=2, cameras=False)
     env.reset(seed=0)
@@ -248,6 +250,7 @@ def test_time_limits_truncate_and_never_terminate(make):
     assert ends == [(False, False), (False, True)]
 
 
+@lift_first
 def test_faults_in_use_are_named(make):
     # Unwrapped: Gymnasium's passive checker does not survive a step that raises.
     env = make(cameras=False).unwrapped

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -256,7 +257,8 @@ def test_a_step_that_takes_too_long_is_given_up_and_its_process_ends():
 
 def _environments():
     """Return the processes of environments that this process serves."""
-    return [child for child in psutil.Process().children() if "spawn_main" in str(child.cmdline())]
+    hosts = [child for child in multiprocessing.active_children() if child.name == "environment"]
+    return [psutil.Process(child.pid) for child in hosts]
 
 
 def test_a_space_that_cannot_be_sent_is_refused():

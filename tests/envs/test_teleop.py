@@ -46,6 +46,7 @@ def opened(mouse, **settings):
     return source
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("sent", "motion"),
     [

@@ -48,6 +48,7 @@ def sidecars(folder):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_there_and_back_again(tiny, tmp_path, capsys, dtype):
     """Folder -> distributed -> full weights -> folder, bit for bit, and all that lies beside."""

@@ -83,6 +83,7 @@ def test_official_directory(tiny, tmp_path, shards):
     assert_equal(loaded(folder), tensors_of(tiny))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_full_weights(tiny, tmp_path, nesting):
     run = write_pickled(tiny, tmp_path / "global_step_9", nesting)
@@ -170,6 +171,7 @@ def test_cold_start_from_two_downloads(tiny, tmp_path):
 class TestRealSizes:
     """The networks of the published sizes, without memory."""
 
+    @pytest.mark.sampled
     def test_names_and_shapes(self, contract, size):
         listing = json.loads((contract / f"dreamzero_{size}_state_dict.json").read_text())
         wanted = {name: tuple(entry["shape"]) for name, entry in listing["tensors"].items()}
@@ -190,6 +192,7 @@ class TestRealSizes:
         assert new_names(wanted, wanted - fresh, preset(size)) == fresh
         assert absent_from_components(wanted, preset(size).dit.model_type) == fresh
 
+    @pytest.mark.sampled
     def test_lora(self, size):
         network = build_network(preset(size))
         inject_adapters(network.model, AdapterConfig.of_head(preset(size).head))

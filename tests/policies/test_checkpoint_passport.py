@@ -80,6 +80,7 @@ def test_passport_is_read_back_equal(passport, tmp_path):
     assert list(differences(passport, passport)) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "change",
     [

@@ -256,6 +256,7 @@ SPOILED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tiny", ["14b"], indirect=True)
 @pytest.mark.parametrize("said", SPOILED)
 def test_matrices_that_do_not_fit_are_named(written, tiny, said):

@@ -89,6 +89,7 @@ def laid_out(origin, folder, place):
     return next(folder.glob(place))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["git lfs pull", "was not finished"])
 def test_a_stand_in_is_named_wherever_it_lies(tiny_folders, tmp_path, libero, place, kind):
@@ -467,6 +468,7 @@ class TestHostile:
         pickle.loads(pickle.dumps(Payload(tmp_path / "owned")))
         assert (tmp_path / "owned").exists()
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize("write", [pickle.dumps, saved], ids=["pickle", "torch"])
     def test_a_pickle_under_any_name(self, tiny_folders, tmp_path, libero, place, write):

@@ -62,6 +62,7 @@ def network_of(checkpoint, memory=None):
     return network
 
 
+@pytest.mark.sampled
 def test_actions_and_video_are_the_same_to_the_bit(checkpoint):
     whole = parts(checkpoint)
     away = parts(checkpoint, least(whole.network).device_bytes)

@@ -65,6 +65,7 @@ def test_the_actions_of_a_trained_policy_move_by_less_than_a_hundredth(whole, in
     assert away[..., :6].mean() < 0.01
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("video", ["once", "skip"])
 def test_so_do_plans_without_video(video):
     near, exact = (plans(opened(kind, video=video))[..., :6] for kind in ("int8", None))

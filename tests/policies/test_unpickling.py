@@ -185,6 +185,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", ["description", "plain .pt", "zipped .pt"])
 def test_announced_memory_is_not_taken(tmp_path, little_memory, kind, way):

@@ -20,6 +20,8 @@ from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.queue import Gathering
 from dzrobot.rollout.records import RecordFile
 
+pytestmark = pytest.mark.copies
+
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
     max_steps=20, arguments={"resolution": 32},

@@ -29,6 +29,8 @@ from dzrobot.rollout.demonstrations.collection import (
 from dzrobot.rollout.demonstrations.record import NoisyActions, replay
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
+pytestmark = pytest.mark.copies
+
 ROBOT = load_embodiment("libero_mini")
 LIFT = CollectionPlan(
     env="dzrobot/lift-v0", env_arguments={"resolution": 128, "quality": "draft"},

@@ -19,6 +19,8 @@ from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile
 
+pytestmark = pytest.mark.copies
+
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
     max_steps=20, arguments={"resolution": 32},

@@ -146,6 +146,7 @@ def encoded(path, codec, gop, options, frames=80):
     return path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("codec", "gop", "options", "share"),
     [

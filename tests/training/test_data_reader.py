@@ -66,6 +66,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_cache_is_built_anew(recorded, options, caplog, what):
     path = recorded["v2.1 images"]

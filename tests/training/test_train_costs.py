@@ -87,6 +87,7 @@ def test_executed_equals_what_torch_counts():
     assert found == pytest.approx(counter.get_total_flops(), rel=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("size", "parts"),
     [

@@ -85,6 +85,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_newest_is_passed_over(folder, solo, caplog, name, damage):

@@ -81,6 +81,7 @@ def test_interrupted_and_resumed_is_uninterrupted(run, train_root, solo, tmp_pat
     assert (second.step, train_worker.digest(second)) == (STEPS, run[2])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("distill", [{"from_steps": 8, "to_steps": 2}, {"to_steps": None}])
 def test_a_run_is_resumed_with_its_own_steps_alone(run, train_root, solo, distill):
     other = trainer(solo, train_root, run[0], distill, runner__resume_dir="auto")

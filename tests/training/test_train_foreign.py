@@ -50,6 +50,7 @@ def timing_of(grid):
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=ALL)])
 @pytest.mark.parametrize("kind", ["one", "changes", "and back"])
 @pytest.mark.parametrize("name", FRAMES["grids"])

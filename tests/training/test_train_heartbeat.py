@@ -66,6 +66,7 @@ class Run:
 LONG = ("compiling", "export", "loading and encoding", "checkpoint", "evaluation", "rollouts")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("phase", LONG)
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_phase_of_twenty_minutes_is_no_hang(tmp_path, phase, who):

@@ -296,6 +296,7 @@ def _of_field(field):
     return lambda root, tmp_path: WRONG[field][0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "make",
     [_of_field(field) for field in WRONG] + [make for make, _ in OPENED.values()],
@@ -340,6 +341,7 @@ class VideoDecoder:
 REASONS = ("libavutil.so.60", "libnvrtc.so.13", "an_operator", "torchcodec_ns")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "reason"), list(zip(BROKEN, REASONS, strict=True)), ids=BROKEN)
 def test_a_decoder_that_does_not_work_is_one_message_of_every_command(
     train_root, solo, tmp_path, capsys, monkeypatch, kind, reason

@@ -65,6 +65,7 @@ def micro_batches(run, count):
     return [next(batches) for _ in range(count)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("norm", ["padded", "masked"])
 def test_a_batch_is_the_mean_of_its_samples(train_root, solo, norm):
     one_by_one_as_a_batch(train_root, solo, {"model__action_loss_norm": norm})
@@ -121,6 +122,7 @@ def test_steps_and_evaluations_that_compile_would_say_so(train_root, solo, tmp_p
     assert works == ["training step", "training step", "evaluation"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("norm", ["padded", "masked"])
 def test_samples_without_actions_are_counted_over_the_whole_step(train_root, solo, norm):
     """Uneven micro-batches: what they add up to is the loss of the whole batch."""
@@ -189,6 +191,7 @@ def test_noise_depends_on_seed_step_and_slot_alone(train_root, solo):
     assert len(draws) == 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("video", ["once", "skip"])
 def test_which_samples_are_trained_with_less_video_depends_on_seed_step_and_slot(
     train_root, solo, video
@@ -220,6 +223,7 @@ def test_which_samples_are_trained_with_less_video_depends_on_seed_step_and_slot
     assert with_less_video(noise, (0, 3), slots, none) is noise
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("video", ["once", "skip"])
 def test_less_video_goes_through_a_step(train_root, solo, video):
     """Samples of one batch do not touch each other; without any video there is no loss of it."""

@@ -39,6 +39,7 @@ def losses_of(network, make_batch, samples, counts=None, options=PADDED):
     return network.loss(prepared, noise_for(network, prepared, samples), counts, options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", [PADDED, MASKED])
 def test_loss_of_a_batch_is_the_mean_of_its_samples(network, make_batch, options):
     """Prompts of different lengths, samples with and without actions: nothing leaks."""

@@ -25,6 +25,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 WINDOWS = (*CALLS, 4, 4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "options", [FEW, replace(FEW, cfg_scale=1.0), replace(FEW, dit_steps="dynamic")]
 )

@@ -124,6 +124,7 @@ def test_the_first_evaluation_of_once_is_the_whole_one(network, ask):
     assert not torch.equal(first["full"][1], first["once"][1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("video", LESS)
 def test_sessions_in_one_batch_and_recorded_steps_equal_lone_ones(network, ask, video):
     options = options_of(video)

@@ -198,11 +198,15 @@ PLAIN = st.recursive(
 KEYS = [*wire_names(MINI).values(), "endpoint", "session_id", "session_ids", "deadline_ms"]
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), PLAIN) | PLAIN)
-def test_any_message_is_a_request_or_refused(message):
-    with contextlib.suppress(DzrobotError):
-        read_request(unpack(frame(message)), MINI)
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.long)])
+def test_any_message_is_a_request_or_refused(examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), PLAIN) | PLAIN)
+    def reads(message):
+        with contextlib.suppress(DzrobotError):
+            read_request(unpack(frame(message)), MINI)
+
+    reads()
 
 
 def _with(key, change):
