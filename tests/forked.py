@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 import types
 import warnings
 from collections import deque
@@ -224,6 +225,8 @@ class Copies:
             try:
                 forkserver.main(listener.detach(), ended, [])
             finally:
+                if not isinstance(sys.exception(), SystemExit):
+                    traceback.print_exc()
                 os._exit(0)
         os.close(ended)
         vars(forkserver.ensure_running.__self__).update(  # type: ignore[attr-defined]
@@ -239,13 +242,7 @@ class Copies:
         multiprocessing.get_context = self._copied if copies else self._fresh  # type: ignore[assignment]
 
     def _copied(self, method: str | None = None) -> Any:
-        return copies() if method == "spawn" else self._fresh(method)
-
-
-def copies() -> context.BaseContext:
-    """Return what starts copies; fresh interpreters where the tests run in a single process."""
-    begun = vars(forkserver.ensure_running.__self__)["_forkserver_pid"]  # type: ignore[attr-defined]
-    return _CopyContext() if begun else context.SpawnContext()
+        return _CopyContext() if method == "spawn" else self._fresh(method)
 
 
 class _CopiedProcess(context.ForkServerProcess):

@@ -48,6 +48,40 @@ def test_after():
     pass
 """
 
+LOOKS = """
+import os, sys
+
+changed = []
+
+def look(connection):
+    print("heard", flush=True)
+    connection.send((os.environ["TOLD"], changed, "shlex" in sys.modules))
+    sys.exit(3)
+"""
+
+SPAWNS = """
+import multiprocessing, shlex, pytest
+import looks
+
+@pytest.mark.parametrize("copied", [False, pytest.param(True, marks=pytest.mark.copies), False])
+def test_spawns(copied, monkeypatch, capfd):
+    monkeypatch.setenv("TOLD", "now")
+    looks.changed.append("by a test")
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=looks.look, args=(theirs,))
+    process.start()
+    assert ours.recv() == ("now", [], copied)
+    process.join()
+    assert process.exitcode == 3
+    assert capfd.readouterr().out == "heard\\n"
+    process = context.Process(target=looks.look, args=(None,))
+    process.start()
+    process.kill()
+    process.join()
+    assert process.exitcode == -9
+"""
+
 
 def _run(folder: Path, *arguments: str) -> str:
     """Return what a run of the files of ``folder`` prints."""
@@ -105,3 +139,9 @@ def test_a_process_that_dies_fails_its_test_and_no_other(files):
 def test_the_first_failure_ends_a_run_that_asks_for_it(files):
     (files / "test_0.py").write_text("import time\ndef test_waits(): time.sleep(50)\n")
     assert "stopping after 1 failures" in _run(files, "--processes", "2", "-x")
+
+
+def test_a_copy_is_a_fresh_interpreter_with_modules(tmp_path):
+    (tmp_path / "looks.py").write_text(LOOKS)
+    (tmp_path / "test_spawns.py").write_text(SPAWNS)
+    assert "3 passed" in _run(tmp_path, "--processes", "1")

@@ -3,17 +3,13 @@
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import gymnasium as gym
 import pytest
-import train_worker
 import train_worlds
-from forked import copies
 
 from dzrobot.envs.libero.task_packages import PRO
 from dzrobot.rollout import environment
@@ -123,24 +119,6 @@ class Launches:
         )
         assert done.returncode == 0, done.stderr[-12000:]
 
-    def run_copies(self, processes, *names):
-        """Do as :meth:`run` does, without a launcher and in copies of this process."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        common = {**self._environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = []
-        for rank in range(processes):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-                   "LOCAL_WORLD_SIZE": str(processes)}  # fmt: skip
-            with mock.patch.dict(os.environ, common | own):
-                told = (self._root, self.output, names)
-                ranks.append(copies().Process(target=train_worker.main, args=told, daemon=True))
-                ranks[-1].start()
-        for process in ranks:
-            process.join(800)
-        assert [process.exitcode for process in ranks] == [0] * processes
-
     def result(self, name, processes):
         """Return what a scenario reported."""
         return json.loads((self.output / f"{name}-{processes}.json").read_text())
@@ -159,7 +137,7 @@ def pair(launches, touched):
         "equal_gradients", "straight", "first_half", "second_half", "damaged", "collectives",
         "plugged",
     )  # fmt: skip
-    launches.run_copies(2, *names)
+    launches.run(2, *names)
     return launches
 
 
