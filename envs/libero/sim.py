@@ -243,6 +243,8 @@ class _SparingCameras:
     """robosuite's; None while there is no scene."""
     model: Any
     """robosuite's description of the scene, of which the simulator is compiled."""
+    control_freq: int
+    initialize_time: Callable[[int], None]
 
     def __init__(self, *, image: CameraOptions, **arguments: Any) -> None:
         self.image = image

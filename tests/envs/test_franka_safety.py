@@ -132,9 +132,13 @@ def assert_is_one_step(before, target, config):
     assert angle_between(before, target) <= reach.call_rad + 1e-6
 
 
-@MANY
-@given(CONFIG, st.lists(EVENT, min_size=1, max_size=25))
-def test_no_sequence_of_events_moves_a_target_out_of_bounds(config, events):
+@pytest.mark.parametrize("examples", [70, pytest.param(200, marks=pytest.mark.long)])
+def test_no_sequence_of_events_moves_a_target_out_of_bounds(examples):
+    events = st.lists(EVENT, min_size=1, max_size=25)
+    settings(MANY, max_examples=examples)(given(CONFIG, events)(move_within_bounds))()
+
+
+def move_within_bounds(config, events):
     env, arm, cameras = make(config)
     workspace, reach = Workspace(config), SlewLimits.of(config)
     spring = config.controller
