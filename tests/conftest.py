@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for family in families.values():
         for number, item in enumerate(family):
             # Shifted row by row, so that every value of two crossed parameters is met.
-            shift = number // 3 if len(family) > 4 else 0
+            shift = number // 3 + number // 9 if len(family) > 4 else 0
             if (number + shift) % 3:
                 item.add_marker(pytest.mark.long)
 
