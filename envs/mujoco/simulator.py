@@ -206,12 +206,13 @@ def put_back(model: Any, original: Any) -> bool:
     """
     alike = _uploads_alike(model, original)
     for name in dir(original):
-        value = getattr(original, name) if not name.startswith("_") else None
+        if name.startswith("_") or (alike and name.startswith(_UPLOADED)):
+            continue
+        mine, value = map(attrgetter(name), (model, original))
         if isinstance(value, np.ndarray):
-            if not (alike and name.startswith(_UPLOADED)):
-                getattr(model, name)[...] = value
+            mine[...] = value
         elif name in _SETTINGS:
-            _put_settings_back(getattr(model, name), value)
+            _put_settings_back(mine, value)
     return alike
 
 
@@ -220,13 +221,15 @@ _SETTINGS = ("opt", "vis", "stat")
 
 def _put_settings_back(settings: Any, original: Any) -> None:
     for name in dir(original):
-        value = None if name.startswith("_") else getattr(original, name)
+        if name.startswith("_"):
+            continue
+        mine, value = map(attrgetter(name), (settings, original))
         if isinstance(value, np.ndarray):
-            getattr(settings, name)[...] = value
+            mine[...] = value
         elif isinstance(value, int | float):
             setattr(settings, name, value)
-        elif value is not None and not callable(value):
-            _put_settings_back(getattr(settings, name), value)
+        elif not callable(value):
+            _put_settings_back(mine, value)
 
 
 def transfer_context(context: Any, sim: Any) -> None:
