@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from dzrobot.importing import required
 from dzrobot.modality.input_variants import Floats, Image
 from dzrobot.modality.stats import Statistics
 from dzrobot.recording.media import encode_png
+
+if TYPE_CHECKING:
+    # Jinja is imported where a page is written.
+    from dzrobot.rollout.pages.write import SheetPlot
 
 COLUMNS = ("measured", "", "found", "differs", "matters", "s", "plans")
 """Headings of a table of measurements."""
@@ -70,7 +75,7 @@ def write_policy_page(file: Path, checkup: PolicyCheckup, lines: Sequence[Checku
     )  # fmt: skip
 
 
-def _groups(checkup: PolicyCheckup) -> Iterator[tuple[str, str, Mapping[str, object]]]:
+def _groups(checkup: PolicyCheckup) -> Iterator[tuple[str, str, Mapping[str, "SheetPlot"]]]:
     from dzrobot.rollout.pages.write import plotted
 
     names = [f"{part.key}[{i}]" for part in checkup.found.robot.state for i in range(part.dim)]

@@ -285,7 +285,10 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
         return float(np.abs(live - values).max() / unit)
 
     for words, factor in FACTORS.items():
-        if off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
+        unit = max(abs(factor), 1.0) * scale[number]
+        # What is about zero is about the same in all units, and says nothing.
+        told = np.abs((factor - 1) * recorded[:, number]).max() > _FITS_STATE * unit
+        if told and off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
             return f"hold {words} what was recorded"
     others = [
         (

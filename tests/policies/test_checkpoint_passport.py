@@ -371,7 +371,7 @@ def test_a_first_state_says_what_it_is(name):
 
 def test_a_state_elsewhere_is_not_called_another_unit():
     seen = scene(100)
-    seen["state.state"][1] = 0.3
+    seen["state.state"][1] = 0.6
     [found] = inputs(5).unlike(seen, LIBERO)
     assert found == "state.state: number 1 differs, and nothing that was tried explains it"
 
