@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
     if PARENT_VARIABLE in os.environ:
         end_with_parent(int(os.environ[PARENT_VARIABLE]))
+        # The program that started it has the address, and a next command of its own.
+        arguments.next_is_said = True
     given = read_access(arguments, ServeOptions)
     options = ServeOptions(**given | ({"array_port": None} if arguments.no_array_port else {}))
     with waiting("looking at the policy"):
@@ -79,9 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         def ready() -> None:
             _print_addresses(server, robot.tag)
             arguments.address = server.options.url(server.ports[0])
-            # A program that started this server has the address already.
-            if PARENT_VARIABLE not in os.environ:
-                say_next(NEXT, arguments)
+            say_next(NEXT, arguments)
 
         return asyncio.run(_until_stopped(server, ready))
 
