@@ -89,8 +89,11 @@ def make_hosted(
         raise ConfigError(f"the server's user has set {preview(both)}; leave it to the server")
     given = {**fixed, **arguments}
     check_arguments(env, given)
-    made = made_environment(env, given, render=draws)
+    made = made_environment(env, given)
     facts = facts_of(made)
+    if draws and facts.draws:
+        made.close()
+        made = made_environment(env, given, render=True)
     if facts.moves_an_arm:
         made.close()
         raise ConfigError(

@@ -139,6 +139,9 @@ class EnvironmentFacts:
     holds: bool = False
     """Whether its robot is held when its policy fails."""
 
+    draws: bool = False
+    """Whether it draws images for people where it is made for that (``render_mode``)."""
+
     remote: Mapping[str, Any] | None = None
     """What a result depends on of an environment that a server makes; None: it runs here."""
 
@@ -198,7 +201,14 @@ def facts_of(env: gym.Env[Any, Any]) -> EnvironmentFacts:
     stated |= {"moves_an_arm": is_arm, "is_real": is_arm and stated.get("is_real", False)}
     stated["omits_frames"] = isinstance(inner, FrameSkippingEnv)
     stated["holds"] = isinstance(inner, HoldingEnv)
+    stated["draws"] = draws(env)
     return EnvironmentFacts(**stated)
+
+
+def draws(env: gym.Env[Any, Any]) -> bool:
+    """Return whether ``env`` draws images for people: its ``render_modes`` say so, and it can."""
+    modes = (env.metadata or {}).get("render_modes") or ()
+    return "rgb_array" in modes and type(env.unwrapped).render is not gym.Env.render
 
 
 def omitter(env: gym.Env[Any, Any], facts: EnvironmentFacts) -> Callable[[], None] | None:
@@ -368,7 +378,8 @@ def check_fits(
     if misfits:
         raise ProtocolError(
             f"{name} does not fit {robot.tag}: {'; '.join(misfits)}. Choose a checkpoint made "
-            "for this environment's robot, or name the right robot with --embodiment."
+            "for this environment's robot, name the right robot with --embodiment, or map its keys "
+            "and sizes with dzrobot.envs.AdaptedEnv (docs/extend/environment.md)."
         )
     if needed:
         stated = facts_of(env).embodiment
@@ -562,13 +573,20 @@ def _strict(annotation: Any) -> Any:
 
 
 def make_environment(case: EpisodeSpec, arguments: Mapping[str, Any], *, render: bool) -> Any:
-    """Return the environment of ``case``; ``render``: it can be asked for images for people."""
+    """Return the environment of ``case``; ``render``: it draws, and is asked for that."""
     limits: dict[str, Any] = {} if case.max_steps is None else {"max_episode_steps": case.max_steps}
     return made_environment(case.env, {**limits, **case.arguments, **arguments}, render=render)
 
 
 def made_environment(env: str, arguments: Mapping[str, Any], *, render: bool = False) -> Any:
-    """Return the environment ``env``; ``arguments`` are those of ``gym.make``."""
+    """Return the environment ``env``.
+
+    Args:
+        env: Its name.
+        arguments: Those of ``gym.make``.
+        render: Whether it is asked for images for people, which only one may be that
+            :func:`draws` them: others refuse to be made so.
+    """
     name = environment_spec(env).id
     known, open_ended = accepted(env)
     if render and ("render_mode" in known or open_ended):
@@ -610,7 +628,7 @@ class KeptEnvironment:
         Args:
             case: The episode.
             arguments: Of the environment, beyond the task.
-            render: Whether it is filmed.
+            render: Whether it draws images for people.
         """
         key = environment_key(case)
         if key != self._key:

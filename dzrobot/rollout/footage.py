@@ -15,6 +15,7 @@ from dzrobot.files import write_bytes
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Image
 from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
+from dzrobot.rollout.environment import draws
 from dzrobot.rollout.records import UNFINISHED, VIDEO_FOLDER, storing
 
 Wanted = Literal["all", "failures", "none"]
@@ -26,8 +27,8 @@ FALLBACK_FPS = 20.0
 class EpisodeVideo:
     """The video of one episode, one frame per observation; kept or dropped when it is over.
 
-    The environment's own upright image comes first, then every view in the order of its key, as
-    the policy is given it.
+    The environment's own upright image comes first where it draws one, then every view in the order
+    of its key, as the policy is given it.
     """
 
     def __init__(self, folder: Path, name: str, env: gym.Env[Any, Any]) -> None:
@@ -35,13 +36,14 @@ class EpisodeVideo:
         self._name = name
         self._path = self._folder / UNFINISHED / f"{name}.mp4"
         self._env = env
+        self._draws = draws(env) and env.render_mode == "rgb_array"
         fps = float(env.metadata["render_fps"]) if "render_fps" in env.metadata else FALLBACK_FPS
         self._file = VideoFile(self._path, fps, VideoCodec(gop=20, crf=20))
         self._frames = 0
 
     def add(self, observation: Observation) -> None:
         """Append what is seen now."""
-        shown = self._env.render() if self._env.render_mode == "rgb_array" else None
+        shown = self._env.render() if self._draws else None
         images = [] if shown is None else [np.asarray(shown, np.uint8)]
         images += [np.asarray(view, np.uint8) for view in views(observation).values()]
         if images:

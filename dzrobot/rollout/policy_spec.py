@@ -39,6 +39,7 @@ from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
+    from dzrobot.policies.serving.connection import ConnectOptions
 
 REMOTE = "remote"
 LEROBOT = "lerobot:"
@@ -331,6 +332,10 @@ def resolve_policy(
             robot = embodiment_of(checkpoint, spec.embodiment)
     if spec.embodiment is not None:
         robot = load_embodiment(spec.embodiment)
+    elif robot is None and spec.server is not None:
+        from dzrobot.policies.serving.remote_policy import served_robot
+
+        robot = served_robot(spec.server, _connect_options(spec))
     if robot is None:
         raise ConfigError("nothing says which robot this environment is: give --embodiment")
     if checkpoint is not None:
@@ -552,10 +557,15 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> Policy:
     )  # fmt: skip
 
 
-def _open_remote(spec: PolicySpec, robot: Embodiment) -> Policy:
+def _connect_options(spec: PolicySpec) -> "ConnectOptions":
     from dzrobot.policies.serving.connection import ConnectOptions
-    from dzrobot.policies.serving.remote_policy import RemotePolicy
     from dzrobot.websocket import read_key
+
+    return ConnectOptions(api_key=read_key(spec.api_key_file), images=spec.server_images)
+
+
+def _open_remote(spec: PolicySpec, robot: Embodiment) -> Policy:
+    from dzrobot.policies.serving.remote_policy import RemotePolicy
 
     if spec.server is None:
         raise ConfigError("the policy 'remote' needs the address of its server: --server ws://...")
@@ -564,7 +574,7 @@ def _open_remote(spec: PolicySpec, robot: Embodiment) -> Policy:
         robot,
         execute=spec.execute,
         actions=spec.server_actions,
-        options=ConnectOptions(api_key=read_key(spec.api_key_file), images=spec.server_images),
+        options=_connect_options(spec),
     )
     served = policy.card["server"]
     for name, wanted in (("history", spec.history), ("noise", spec.noise)):

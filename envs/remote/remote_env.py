@@ -106,7 +106,8 @@ class RemoteEnv(gym.Env[Any, Any], EzPickle):
         self.action_space = read_space(made.action_space)
         self.render_mode = made.render_mode
         self.metadata = {
-            "render_modes": [] if made.render_mode is None else [made.render_mode],
+            # Not asked, it may draw: the answer comes with the next one.
+            "render_modes": [] if render_mode and made.render_mode is None else ["rgb_array"],
             "render_fps": made.render_fps,
         }
         self.embodiment: Embodiment | None = facts.embodiment

@@ -239,6 +239,9 @@ class Greeting(BaseModel):
     images: list[ImageCoding] = []
     """How images may be written."""
 
+    robot: dict[str, Any] | None = None
+    """The robot as data. None, and not sent: it is built in, or data cannot express it."""
+
 
 @dataclass(frozen=True)
 class ClientRequest:

@@ -3,6 +3,7 @@
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
+from dzrobot.embodiments.registry import EMBODIMENTS, described_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
     ConfigError,
     InvalidActionError,
+    ProtocolError,
     ServerError,
     SessionError,
     SessionLostError,
@@ -101,6 +104,36 @@ class RemoteTicket(Ask):
     message: Mapping[str, Any]
 
 
+def served_robot(server: str, options: ConnectOptions) -> Embodiment:
+    """Return the robot that a server of dzrobot names, or describes where it is not built in.
+
+    Args:
+        server: Its address.
+        options: How the connection is made.
+
+    Raises:
+        ServerError: it cannot be reached, or refuses the connection.
+        ConfigError: it does not say which robot it serves, or does not describe it.
+        ProtocolError: this version does not read its description.
+    """
+    give = "say which robot acts: --embodiment TAG or module:NAME (in Python embodiment=...)"
+    if server.startswith(SCHEME):
+        raise ConfigError(f"{server} does not say which robot it serves: {give}")
+    with closing(Connection(server, options)) as connection:
+        greeting = connection.greeting
+    if greeting is None:
+        raise ConfigError(f"{server} does not say which robot it serves: {give}")
+    if greeting.robot is not None:
+        where = f"the greeting of {server}: robot"
+        return described_embodiment(greeting.robot, where, ProtocolError)
+    if greeting.embodiment not in EMBODIMENTS:
+        raise ConfigError(
+            f"{server} serves {greeting.embodiment}, which is not built in here, and does not "
+            f"describe it: {give}"
+        )
+    return EMBODIMENTS[greeting.embodiment]
+
+
 class RemotePolicy(Policy):
     """Acts as the policy of a server does: fetches a plan and executes a part of it.
 
@@ -114,7 +147,7 @@ class RemotePolicy(Policy):
     Args:
         server: ``ws://host:port``, ``wss://...``, or with the path of vLLM-Omni; ``zmq://host:port``
             for GR00T's.
-        embodiment: The robot.
+        embodiment: The robot. None: the one that dzrobot's server names, or describes.
         execute: Actions of each plan that are executed. None: what dzrobot's server says, all that
             openpi's sends, or the robot's number.
         actions: What the actions of a server mean that does not say so, such as
@@ -123,24 +156,25 @@ class RemotePolicy(Policy):
 
     Raises:
         ServerError: it cannot be reached, or refuses the connection.
-        ConfigError: it serves another robot, it does not say what its actions mean, or ``execute``
-            is more than is planned.
+        ConfigError: it serves another robot, or does not say which; it does not say what its
+            actions mean, or ``execute`` is more than is planned.
     """
 
     def __init__(
         self,
         server: str,
-        embodiment: Embodiment,
+        embodiment: Embodiment | None = None,
         *,
         execute: int | None = None,
         actions: str | None = None,
         options: ConnectOptions | None = None,
     ) -> None:
+        self._server = server
+        self._options = options or ConnectOptions()
+        embodiment = embodiment or served_robot(server, self._options)
         self.embodiment: Embodiment = embodiment
         """The robot."""
 
-        self._server = server
-        self._options = options or ConnectOptions()
         first = self._connect()
         self._dialect = first.dialect
         self._check_robot(first)

@@ -19,6 +19,7 @@ from websockets.frames import CloseCode
 from dzrobot import __version__
 from dzrobot.code_identity import CODE, code_with
 from dzrobot.documents import shorten
+from dzrobot.embodiments.registry import EMBODIMENTS, description_of
 from dzrobot.errors import ConfigError, DzrobotError, ProtocolError, SessionError, counted
 from dzrobot.messages import ArrayForm, pack, unpack
 from dzrobot.policies.base import Leftover, Policy, check_continuing, robot_of
@@ -241,8 +242,10 @@ class PolicyServer:
             card=self._card,
             continues=dict(self._policy.can.continues),
             images=["jpeg", "zstd"],
+            robot=None if self._robot.tag in EMBODIMENTS else description_of(self._robot),
         )
-        return pack(greeting.model_dump())
+        # A client that is older than a field refuses it, so what says nothing is left out.
+        return pack(greeting.model_dump(exclude_none=True))
 
     def _check_leftover(self, dialect: Dialect, left: Leftover) -> None:
         """Refuse to continue a plan where the greeting did not announce it.

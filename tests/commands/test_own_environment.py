@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import av
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -140,6 +141,77 @@ def test_it_is_evaluated_here_and_in_a_worker_process(world, workers, capsys):
     assert card["policy"]["embodiment"] == "gantry"
     # What the policy sees is filmed, although the environment draws nothing for people.
     assert all(Path("results", record["video"]).stat().st_size for record in records)
+
+
+DRAWS = """
+class Picky(Gantry):
+    \"\"\"As Gymnasium's tutorial has it: what is not in its modes is refused.\"\"\"
+
+    metadata = {"render_modes": ["human"], "render_fps": 4}
+
+    def __init__(self, render_mode=None):
+        assert render_mode is None or render_mode in self.metadata["render_modes"]
+        super().__init__()
+
+
+class Keeps(Gantry):
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        super().__init__()
+
+
+class Promises(Keeps):
+    metadata = {"render_modes": ["rgb_array"]}
+
+
+class Draws(Promises):
+    def render(self):
+        return np.full((30, 30, 3), 255, np.uint8)
+
+
+class Silent(Gantry):
+    metadata = {}
+
+
+def made():
+    return Gantry()
+
+
+def passes(**arguments):
+    return Gantry(**arguments)
+
+
+def draws(render_mode=None):
+    return Draws(render_mode)
+"""
+
+
+def test_whatever_it_draws_the_film_shows_what_the_policy_sees(world, capsys):
+    """In whichever way it is made and says what it draws; beside its own image, if it has one."""
+    with Path("gantry_world.py").open("a") as module:
+        module.write(DRAWS)
+    widths = {}
+    for name in (
+        "Gantry-v0",
+        "Picky",
+        "Keeps",
+        "Promises",
+        "Silent",
+        "made",
+        "passes",
+        "Draws",
+        "draws",
+    ):
+        words = ["--env", f"gantry_world:{name}", "--policy", "hold", "--max-steps", "2"]
+        output = Path("results", name)
+        code = main(["eval", *words, "--episodes", "1", "--workers", "0", "--output", str(output)])
+        assert code == 0, (name, capsys.readouterr())
+        (film,) = (output / "videos").glob("*.mp4")
+        with av.open(film) as opened:
+            assert opened.streams.video[0].height in (24, 30)
+            widths[name] = opened.streams.video[0].width
+    assert widths.pop("Draws") == widths.pop("draws") == 30 + 50
+    assert set(widths.values()) == {40}
 
 
 def test_it_is_recorded_and_replayed_by_what_the_recording_says_of_its_columns(world, capsys):

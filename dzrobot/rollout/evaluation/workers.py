@@ -94,6 +94,9 @@ class EpisodeRunner:
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments beyond the task, by environment."""
 
+    drawing: frozenset[str]
+    """Environments that draw images for people."""
+
     folder: Path
     """Results folder; videos and tracebacks go below it."""
 
@@ -106,7 +109,7 @@ class EpisodeRunner:
     ) -> tuple[EpisodeResult, str | None]:
         """Run ``case``; without an actor, its privileged policy acts. Return outcome and video."""
         request, films = self.request, self.videos != "none"
-        env = kept.of(case, self.arguments[case.env], render=films)
+        env = kept.of(case, self.arguments[case.env], render=films and case.env in self.drawing)
         if self.photos:
             env = Photographed(env, photo_file(self.folder, case.name))
         if request.perturbation is not None:
@@ -273,6 +276,7 @@ class WorkerPool:
         plan = opened.plan
         self._runner = EpisodeRunner(
             request=plan.request, arguments=plan.arguments, folder=folder,
+            drawing=frozenset(name for name, facts in plan.facts.items() if facts.draws),
             videos=options.videos, photos=plan.moves_an_arm,
         )  # fmt: skip
         self._policy, self._batched = opened.policy, plan.request.batched
