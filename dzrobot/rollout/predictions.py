@@ -317,7 +317,8 @@ def tiled(observation: Observation, robot: Embodiment) -> Image:
 
     frames = {key: np.asarray(observation[key]) for key in robot.video_keys}
     newest = {key: seen[-1] if seen.ndim == 4 else seen for key, seen in frames.items()}
-    views = {key: torch.from_numpy(seen)[None] for key, seen in newest.items()}
+    # A simulator's image may be flipped (negative strides) or read-only; torch takes neither.
+    views = {key: torch.from_numpy(seen.copy("C"))[None] for key, seen in newest.items()}
     image: Image = encode_views(views, robot)[0].numpy()
     return image
 

@@ -214,6 +214,48 @@ def test_other_kinds_are_refused(written):
     assert taken == []
 
 
+READ = {
+    "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "exclude_modules", "layers_to_transform",
+}  # fmt: skip
+"""Settings that are carried out, as the tests against peft's own adapters show."""
+
+
+def other(default):
+    """Return a setting of the kind of ``default`` that is not the default."""
+    match default:
+        case bool():
+            return not default
+        case int() | float():
+            return default + 1
+        case str():
+            return f"{default}_other"
+        case _:
+            return {"other": 1}
+
+
+@pytest.mark.parametrize("tiny", ["5b"], indirect=True)
+def test_every_setting_that_peft_has_is_read_harmless_or_refused_by_name(written):
+    """Whatever version is installed: one that is new there is refused where it is not off."""
+    settings, said = written / "adapter_config.json", {}
+    whole = settings.read_bytes()
+    defaults = json.loads(json.dumps(LoraConfig().to_dict()))
+    assert len(defaults) > 35
+    for name in defaults.keys() - READ:
+        changed(written, **{name: other(defaults[name])})
+        said[name] = ""
+        try:
+            open_checkpoint(written)
+        except CheckpointError as error:
+            said[name] = str(error)
+        settings.write_bytes(whole)
+    assert {name for name in said if not said[name]} == HARMLESS.keys() & defaults.keys()
+    assert all(name in message for name, message in said.items() if message)
+    # At its default, none is refused.
+    changed(written, **{name: defaults[name] for name in defaults.keys() - READ})
+    open_checkpoint(written)
+
+
 def test_a_rank_that_is_not_theirs(written, tiny):
     changed(written, r=8)
     with pytest.raises(CheckpointError, match="rank 4"):

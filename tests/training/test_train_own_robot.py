@@ -1,8 +1,10 @@
 """Robots of a lab's own, from recordings to actions: relative joints, three views, two machines."""
 
+import dataclasses
 import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,11 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_worlds import images
+from serving_peers import serving
+from test_data_draft import walk
 from test_train_end_to_end import SCRIPT, launch
 
+from dzrobot import Embodiment, Part, Timing, View
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.errors import UnknownNameError
+from dzrobot.policies import RemotePolicy
+from dzrobot.policies.base import blank
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.policies.dreamzero.tiny import TinyOptions
 from dzrobot.recording import EpisodeWriter
 from dzrobot.training import write_tiny_checkpoint
 
@@ -251,3 +261,146 @@ def test_the_examples_robot_trains_on_two_machines(
     action = policy.act({**seen, robot.language: "put the red cup on the plate"})
     assert action.shape == (7,)
     assert action[6] in (0.0, 1.0)
+
+
+CAMERAS = [
+    View(key=f"video.{name}", feature=f"observation.images.{name}", resolution=(48, 64))
+    for name in ("front", "wrist")
+]
+RECORDED = Embodiment(
+    tag="recorded",
+    views=tuple(CAMERAS),
+    state=(Part(key="state.joints", feature="observation.state", dim=6),),
+    action=(Part(key="action.joints", feature="action", dim=6),),
+    tiles=(tuple(view.key for view in CAMERAS),),
+    prompt="{task}",
+    timing=Timing(control_hz=20, action_horizon=16),
+)
+"""Writes the data; what trains is what `dzrobot init-robot` makes of them."""
+
+SIMULATOR = """
+import gymnasium as gym
+import numpy as np
+
+
+class Follows(gym.Env):
+    # A simulator that knows nothing of dzrobot but the keys.
+
+    def __init__(self):
+        image = gym.spaces.Box(0, 255, (48, 64, 3), np.uint8)
+        self.observation_space = gym.spaces.Dict({
+            "video.front": image, "video.wrist": image, "annotation.task": gym.spaces.Text(99),
+            "state.arm": gym.spaces.Box(-9, 9, (6,), np.float32),
+        })
+        self.action_space = gym.spaces.Box(-9, 9, (6,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.joints = np.zeros(6, np.float32)
+        return self.seen()
+
+    def step(self, action):
+        self.joints = self.joints + np.clip(action - self.joints, -0.1, 0.1).astype(np.float32)
+        observation, info = self.seen()
+        return observation, 0.0, False, False, info
+
+    def seen(self):
+        shown = np.full((48, 64, 3), 128 + 100 * np.tanh(self.joints[0]), np.uint8)
+        info = {"is_success": False, "task": "go on", "init_state_id": None, "reset_reason": ""}
+        return {"video.front": shown, "video.wrist": shown[::-1], "state.arm": self.joints,
+                "annotation.task": "go on"}, info
+
+
+def make():
+    return Follows()
+"""
+
+
+@pytest.fixture
+def drafted(own_module, tmp_path):
+    """Return a folder, the current one: recordings, the robot drafted from them, a simulator."""
+    own_module("follows_world", SIMULATOR, "follows_world/make")
+    with EpisodeWriter(tmp_path / "data", RECORDED, fps=20, version="v3.0", video=True) as writer:
+        for episode in range(2):
+            path = walk(np.random.default_rng(episode), 103, 6).astype(np.float32)
+            for row in range(100):
+                seen = images(RECORDED, 0, episode, row)
+                writer.add_frame(
+                    {**seen, "state.joints": path[row], RECORDED.language: "go on"}, path[row + 3]
+                )
+            writer.save_episode(success=True)
+    typed("init-robot", "data", "--output", "drafted_arm.py")
+    yield tmp_path
+    sys.modules.pop("drafted_arm", None)
+
+
+def forget_the_module():
+    Path("drafted_arm.py").unlink()
+    sys.modules.pop("drafted_arm", None)
+    importlib.invalidate_caches()
+    with pytest.raises(UnknownNameError):
+        load_embodiment("drafted_arm:ROBOT")
+
+
+def played(*words):
+    """Return what an episode in the simulator depended on, and its actions."""
+    output = Path("results", str(len(list(Path().glob("results/*")))))
+    typed("eval", "--env", "follows_world:make", *words, "--episodes", 1, "--max-steps", 9,
+          "--workers", 0, "--noise", "fixed", "--output", output)  # fmt: skip
+    (line,) = (output / "records.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert (record["steps"], record["error"]) == (9, None)
+    assert (output / record["video"]).stat().st_size
+    card = json.loads((output / "card.json").read_text())
+    return card["policy"]["embodiment"], record["action_sha256"]
+
+
+def test_a_drafted_robot_acts_and_is_served_where_its_module_is_not(drafted):
+    robot = load_embodiment("drafted_arm:ROBOT")
+    assert robot.action[0].reference == "state.arm"
+    write_tiny_checkpoint(drafted / "made", robot, TinyOptions(with_passport=True))
+    forget_the_module()
+    here = played("--checkpoint", "made")
+    assert here[0] == "drafted_arm"
+    policy = DreamZeroPolicy.from_pretrained("made")
+    with serving(policy) as server:
+        where = f"ws://127.0.0.1:{server.ports[0]}"
+        assert played("--server", where) == here
+        client = RemotePolicy(where)
+        described = dataclasses.replace(client.embodiment, action_anchor=robot.action_anchor)
+        assert described == robot
+        client.reset("arm")
+        assert client.act(blank(client.embodiment, None), session="arm").shape == (6,)
+        client.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_three_commands_with_a_robot_of_ones_own(drafted, train_environment):
+    """Recordings, init-robot, train, an episode and an answer; the drafted file stays unedited."""
+    write_tiny_checkpoint(drafted / "start", load_embodiment("drafted_arm:ROBOT"))
+    words = [
+        "tiny_cpu", "model.model_path=start", "model.embodiment_tag=drafted_arm:ROBOT",
+        "data.train_data_paths=data", "runner.output_dir=run", "runner.max_steps=2",
+        "runner.global_batch_size=2", "runner.resume_dir=auto",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "dzrobot", "train", *words],
+        env=train_environment, cwd=drafted, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "statistics: run/start/metadata.json, measured on data" in done.stdout
+    trained = "run/export/step_00000002"
+    forget_the_module()
+    here = played("--checkpoint", trained)
+    command = [sys.executable, "-m", "dzrobot", "serve", trained, "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--no-array-port"], env=train_environment, cwd=drafted,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            said = "".join(iter(process.stdout.readline, "Ctrl-C stops it.\n"))
+            assert played("--server", re.findall(r"ws://\S+", said)[0]) == here
+        finally:
+            process.terminate()
+    assert process.returncode == 0

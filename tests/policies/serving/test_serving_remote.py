@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -26,6 +27,7 @@ from websockets.sync.server import serve
 from dzrobot.cli import main
 from dzrobot.code_identity import CODE, package_code
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import View
 from dzrobot.errors import (
     ConfigError,
     InvalidActionError,
@@ -34,7 +36,7 @@ from dzrobot.errors import (
     SessionError,
     SessionLostError,
 )
-from dzrobot.policies.base import Policy
+from dzrobot.policies.base import Policy, blank
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -200,6 +202,32 @@ def test_another_robot_or_key_is_refused_at_the_door():
             RemotePolicy(address(server), MINI, options=options)
         with pytest.raises(ConfigError, match="execute=25"):
             RemotePolicy(address(server), DROID, execute=25, options=options)
+
+
+class OddView(View):
+    """Code of a lab's own, which data cannot express."""
+
+
+def test_a_client_without_a_robot_takes_the_one_that_is_served():
+    """A built-in one by its name, another as the server describes it; or it says what to give."""
+    odd = [OddView(**vars(view)) for view in MINI.views]
+    own = replace(MINI, tag="own_arm")
+    for robot in (MINI, own):
+        with serving(Remembering(robot)) as server:
+            client = RemotePolicy(address(server), options=QUICK)
+            assert client.embodiment == robot
+            client.reset("a")
+            assert client.act(blank(robot, None), session="a").shape == (robot.action_dim,)
+    told = r"serves own_arm, .*does not describe it.*--embodiment"
+    with serving(Remembering(replace(own, views=tuple(odd)))) as server:
+        where = address(server)
+        with pytest.raises(ConfigError, match=told):
+            RemotePolicy(where, options=QUICK)
+    told = "does not say which robot"
+    with stub({}, plan_or_reset) as (where, _), pytest.raises(ConfigError, match=told):
+        RemotePolicy(where, options=QUICK)
+    with pytest.raises(ConfigError, match="does not say which robot"):
+        RemotePolicy("zmq://127.0.0.1:5555", options=QUICK)
 
 
 @contextmanager
