@@ -389,7 +389,6 @@ def test_three_commands_with_a_robot_of_ones_own(drafted, train_environment):
         env=train_environment, cwd=drafted, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "statistics: run/start/metadata.json, measured on data" in done.stdout
     trained = "run/export/step_00000002"
     forget_the_module()
     here = played("--checkpoint", trained)
