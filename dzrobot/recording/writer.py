@@ -125,6 +125,11 @@ class EpisodeWriter:
         """Frames of the episode being recorded."""
         return 0 if self._episode is None else self._episode.length
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that every episode of the dataset has."""
+        return frozenset(self._features)
+
     def add_frame(
         self,
         observation: Mapping[str, Any],

@@ -120,3 +120,12 @@ def test_an_own_device_may_take_what_it_steers():
     assert device.env is place
     with pytest.raises(ConfigError, match="takes the environment that it steers, and there"):
         load_device(f"{__name__}:Still")
+
+
+def test_a_noisy_recording_goes_on_without_noise(tmp_path):
+    folder, robot = tmp_path / "mixed", load_embodiment("franka_pnp")
+    assert record(folder, "--noise", "0.3") == 0
+    assert record(folder, "--noise", "0", "--attempts", "2") == 0
+    noisy, clean = (load_recording(folder, number, robot) for number in (0, 1))
+    assert not np.array_equal(noisy.executed, noisy.actions)
+    np.testing.assert_array_equal(clean.executed, clean.actions)

@@ -155,6 +155,9 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         else:
             # What an arm's limits left of the action, or where a person who guides it has led it.
             kept = np.asarray(info.get("executed_action", action), np.float32)
+            if EXECUTED in self.writer.columns:
+                # Earlier episodes were made with noise: every episode has the column.
+                extras[EXECUTED] = kept
         self.writer.add_frame(seen, kept, extras)
         self.watch.see(seen, kept)
         self._seen, self.info = (observation, info), info
