@@ -142,7 +142,7 @@ def adapted(policy: Policy | Any) -> Policy:
         return policy
     if isinstance(policy, str):
         raise ConfigError(
-            f"{shorten(policy)!r} is a name, as the command line and PolicySpec(name=...) take it: "
+            f"{shorten(policy)} is a name, as the command line and PolicySpec(name=...) take it: "
             "give a policy, such as DreamZeroPolicy.from_pretrained(...)"
         )
     if isinstance(policy, type):

@@ -208,11 +208,13 @@ class ResolvedPolicy:
 
         own, plain = bundled.scored_with(spec.name), PolicySpec()
         unsaid = {name: own.get(name, vars(plain)[name]) for name in _ACTING}
-        usual = vars(replace(self, spec=replace(spec, **unsaid)).acting)
-        for name in _ACTING:
-            given = vars(self.acting)[name]
-            if given != usual[name] and not (name == "execute" and timed):
-                yield f"{name.replace('_', ' ')} {given}, not {usual[name]}"
+        if any(vars(spec)[name] != value for name, value in unsaid.items()):
+            # Filled in only here: an option that is said may be what it would have been anyway.
+            acting = vars(self.acting)
+            usual = vars(replace(self, spec=replace(spec, **unsaid)).acting)
+            for name in _ACTING:
+                if acting[name] != usual[name] and not (name == "execute" and timed):
+                    yield f"{name.replace('_', ' ')} {acting[name]}, not {usual[name]}"
         dtype = "float32" if spec.device == "cpu" else "bfloat16"
         if spec.dtype not in (None, dtype):
             yield f"dtype {spec.dtype}, not {dtype}"

@@ -237,7 +237,7 @@ def test_a_rerun_recording_holds_the_episode(results, tmp_path, capsys):
     reader = pytest.importorskip("rerun.chunk", reason="no Rerun: pip install -e '.[rerun]'")
     words = ["report", str(results / "with"), "--rerun", "-o", str(tmp_path)]
     assert cli.main(words) == 0
-    assert "1 recordings" in capsys.readouterr().out
+    assert "1 recording," in capsys.readouterr().out
     (record,) = RecordFile(results / "with").records.values()
     kept = read_predictions(results / "with", record.case)
     rows, fixed = {}, {}

@@ -61,7 +61,7 @@ def test_failures_are_counted_by_class():
     summary = summarize([lost, *dropped, untold, broken], CASES)
     assert summary.total.failure_classes == {"dropped": 2, "error": 1, "not stated": 1}
     assert summary.rows[1].failure_classes == {"error": 1}
-    assert failures_line(summary) == "2 dropped; 1 error; 1 not stated"
+    assert failures_line(summary) == "2 dropped; 1 error; 1 without a stated reason"
     assert summary.results()["total"][0]["failure_classes"] == summary.total.failure_classes
 
 

@@ -6,6 +6,7 @@ picture of every window read: it is the right one, or the episode is reported an
 
 import itertools
 import json
+import multiprocessing
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,9 +132,30 @@ WIDE = sum(part.dim for part in ROBOT.state)
 ROWS = {numbers_of(e, r).tobytes(): (e, r) for e in range(4) for r in range(LENGTHS[e])}
 
 
-def film(path, pictures, codec="libx264", pixels="yuv420p", rate=None, **options):
-    """Write a video."""
+def film(path, pictures, codec="libx264", **options):
+    """Write a video.
+
+    SVT-AV1 and x265 start threads with real-time priority whatever they are told, and one of them
+    has crashed a process of the whole suite once in encoding: they run in a process of their own,
+    and once more where it died by a signal.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if codec not in ("libsvtav1", "libx265"):
+        write_film(path, pictures, codec, **options)
+        return
+    for _ in range(3):
+        writer = FORK.Process(target=write_film, args=(path, pictures, codec), kwargs=options)
+        writer.start()
+        writer.join()
+        if writer.exitcode >= 0:
+            break
+    assert writer.exitcode == 0, f"{codec} ended with {writer.exitcode}"
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+def write_film(path, pictures, codec, pixels="yuv420p", rate=None, **options):
     quiet = {"x265-params": "log-level=none"} if codec == "libx265" else {}
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=int(rate or HZ))
