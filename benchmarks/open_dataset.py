@@ -2,8 +2,10 @@
 
     python benchmarks/open_dataset.py --folder /data/synthetic --episodes 92000
 
-One episode is recorded; all others have its numbers, and its videos as hard links. Cold is the
-first opening, which copies states, actions and instructions into a cache; warm is every later one.
+One episode is recorded; all others have its numbers. Of v2.1 every film is a file of its own, with
+pictures of other sizes in bytes than any other, as films of real recordings are; of v3.0 they are
+hard links. Cold is the first opening, which copies states, actions and instructions into a cache;
+warm is every later one.
 Eight processes open the dataset at once, as the ranks of one node do. Prints wall seconds,
 processor seconds and peak memory of each process.
 """
@@ -74,6 +76,31 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
 
 
+def filled(packet: bytes, size: int) -> bytes:
+    """Return a picture of H.264 with ``size`` bytes of filler behind it, which decoders skip."""
+    return packet + size.to_bytes(4, "big") + b"\x0c" + b"\xff" * (size - 2) + b"\x80"
+
+
+def write_unlike(source: Path, targets: list[Path]) -> None:
+    """Write the film ``source`` into every target, each with other sizes of its pictures."""
+    with av.open(str(source)) as film:
+        video = film.streams.video[0]
+        packets = [
+            (bytes(packet), packet.pts, packet.dts, packet.is_keyframe)
+            for packet in film.demux(video) if packet.dts is not None
+        ]  # fmt: skip
+        sizes = np.random.default_rng(0).integers(16, 96, (len(targets), len(packets)))
+        for target, own in zip(targets, sizes.tolist(), strict=True):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with av.open(str(target), "w") as output:
+                stream = output.add_stream_from_template(video, opaque=True)
+                for (content, pts, dts, key), size in zip(packets, own, strict=True):
+                    packet = av.Packet(filled(content, size))
+                    packet.pts, packet.dts, packet.time_base = pts, dts, video.time_base
+                    packet.stream, packet.is_keyframe = stream, key
+                    output.mux(packet)
+
+
 def multiply_v2(folder: Path, episodes: int) -> None:
     """Write the other episodes of a v2.1 dataset: a data file and a video of each view for each."""
     data = pq.read_table(folder / "data/chunk-000/episode_000000.parquet")
@@ -87,9 +114,12 @@ def multiply_v2(folder: Path, episodes: int) -> None:
             path = folder / "data" / chunk / f"{name}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(numbered(data, number, 1), path)
-            for view in views:
-                first = folder / "videos/chunk-000" / view / "episode_000000.mp4"
-                link(first, folder / "videos" / chunk / view / f"{name}.mp4")
+    for view in views:
+        targets = [
+            folder / f"videos/chunk-{number // PER_CHUNK:03d}/{view}/episode_{number:06d}.mp4"
+            for number in range(1, episodes)
+        ]
+        write_unlike(folder / "videos/chunk-000" / view / "episode_000000.mp4", targets)
 
 
 def repeat_film(path: Path, times: int, rate: float) -> None:
@@ -205,7 +235,7 @@ def main() -> None:
             found = list(opened(folder, cache, processes))
             wall, peak = max(one.wall_s for one in found), max(one.peak_mib for one in found)
             spent = sum(one.processor_s for one in found)
-            print(f"| {kind} | {processes} | {wall:.1f} | {spent:.1f} | {peak:.0f} |", flush=True)
+            print(f"| {kind} | {processes} | {wall:.2f} | {spent:.3f} | {peak:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from string import Formatter
 from typing import Any, get_args
 
 import numpy as np
@@ -253,18 +254,27 @@ class DatasetCatalog:
         if template is None:
             raise DatasetError(f"{self.root / formats.INFO} gives no {kind}_path")
         place = self.episodes.videos.get(camera or "")
-        files = self.episodes.data_files if place is None else place.files
-        unplaced = _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
-        total, size = len(self.episodes) + self.uncommitted, self.chunk_size
-        return [
-            unplaced if chunk < 0 else template.format(
-                episode_chunk=number // size, episode_index=number, chunk_index=chunk,
-                file_index=file, video_key=camera, total_episodes=total,
-            )
-            for number, chunk, file in zip(
-                self.episodes.index[some].tolist(), *files[some].T.tolist(), strict=True
-            )
-        ]  # fmt: skip
+        files = (self.episodes.data_files if place is None else place.files)[some]
+        index = self.episodes.index[some]
+        known = {"video_key": camera, "total_episodes": len(self.episodes) + self.uncommitted}
+        numbers = {
+            "episode_chunk": index // self.chunk_size, "episode_index": index,
+            "chunk_index": files[:, 0], "file_index": files[:, 1],
+        }  # fmt: skip
+        # Filling in by %, with what is the same for all filled in before, is three times as fast
+        # as str.format for each.
+        pattern, varying = "", []
+        for text, field, width, _ in Formatter().parse(template):
+            pattern += text.replace("%", "%%")
+            if field in numbers:
+                pattern += f"%{(width or '').removesuffix('d')}d"
+                varying.append(numbers[field].tolist())
+            elif field is not None:
+                pattern += format(known[field], width or "").replace("%", "%%")
+        names = [pattern % row for row in zip(*varying, strict=True)] or [pattern % ()] * len(index)
+        for at in np.flatnonzero(files[:, 0] < 0).tolist():
+            names[at] = _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
+        return names
 
 
 def locate(path: str | Path) -> Path:
