@@ -173,11 +173,13 @@ def test_a_scene_that_begins_again_is_one_that_is_compiled_anew(shared, monkeypa
     compiled, compile_ = [], MjSim.from_xml_string
     monkeypatch.setattr(MjSim, "from_xml_string", lambda xml: compiled.append(1) or compile_(xml))
     again = begun(shared, resets)
-    assert len(compiled) == (resets if "lift" in shared.spec.id else 0)
+    # Lift draws the size of its cube; the first start may be the one that it had.
+    lift = "lift" in shared.spec.id
+    assert len(compiled) in ((resets - 1, resets) if lift else (0,))
     compiled.clear()
     held = mapped()
     shared.unwrapped.close()
-    assert held - mapped() > 8e8
+    assert held - mapped() > (1e8 if lift else 8e8)
     # Nothing to begin again with.
     monkeypatch.setattr(sim, "copy", lambda model: None)
     assert_same(begun(shared, resets), again)
