@@ -149,8 +149,5 @@ def _strip(codes: np.ndarray, table: Credits, number: int, fps: float) -> bytes:
 
 
 def _as_yaml(config: CreditConfig) -> str:
-    said = {
-        name: value for name, value in config.model_dump().items()
-        if value != getattr(CreditConfig(), name)
-    }  # fmt: skip
+    said = config.model_dump(exclude_defaults=True)
     return "{" + ", ".join(f"{name}: {value}" for name, value in said.items()) + "}"

@@ -17,6 +17,10 @@ from dzrobot.errors import DatasetError, find
 LONGEST_EPISODE = 10_000_000
 """Frames: four days at 30 per second."""
 
+INTERVENTION = "intervention"
+"""Column that says whose action a row holds: a person's, in the place of a policy's. LeRobot's
+name for it."""
+
 EpisodeChoice = Literal["successes", "all"]
 """Which episodes of a recording are used: see :attr:`.DataConfig.episodes`."""
 

@@ -19,6 +19,7 @@ from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.normalization import measure
 from dzrobot.training.run.build import build
+from dzrobot.training.run.evaluation import ask_about_own_data
 from dzrobot.training.run.export import export
 from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.opening import open_datasets
@@ -121,32 +122,55 @@ def test_both_robots_train_and_both_can_act(world, solo, tmp_path):
     assert robot.infer(observation)["actions"].shape == (8, 7)
 
 
-@pytest.mark.parametrize("delay", [0, 3])
-def test_runs_of_a_policy_train_by_their_credit_whatever_shares_a_batch(
-    world, solo, tmp_path, delay
-):
-    """With rows that are given by chance as well; samples without an action to predict included."""
-    with EpisodeWriter(tmp_path / "runs", train_worlds.ROBOT, fps=20) as writer:
+def policys_runs(folder):
+    """Write runs of a policy that a person took over and did not save; return the folder."""
+    with EpisodeWriter(folder, train_worlds.ROBOT, fps=20) as writer:
         for episode in range(2):
             for i in range(26):
                 extras = {"intervention": np.bool_(i >= 20)}
                 draws = np.random.default_rng([7, episode, i])
                 writer.add_frame(*train_worlds.frame(episode, i, draws), extras)
             writer.save_episode(success=False)
+    return folder
+
+
+def credited_run(world, folder, solo, sources, **changes):
+    """Return a run on folders, each with its credit."""
+    values = train_worlds.recipe(
+        world, runner__output_dir=folder, runner__global_batch_size=8, runner__max_steps=STEPS,
+        data__augment=False, **changes,
+    )  # fmt: skip
+    values["data"]["train_data_paths"] = [
+        {"dataset_path": str(path), "embodiment_tag": "train_worlds:ROBOT", "credit": credit,
+         "metadata_json_path": str(world / "metadata.json")}
+        for path, credit in sources
+    ]  # fmt: skip
+    values["model"].pop("metadata_json_path")
+    return Trainer(build(load_config(SFTConfig, values), solo))
+
+
+def test_a_policy_is_not_asked_about_rows_that_it_is_not_to_imitate(world, solo, tmp_path):
+    runs = policys_runs(tmp_path / "runs")
+    alone = credited_run(world, tmp_path / "one", solo, [(runs, {})], runner__own_rows=3)
+    assert ask_about_own_data(alone.components) is None
+    both = [(world / "dataset", None), (runs, {})]
+    beside = credited_run(world, tmp_path / "two", solo, both, runner__own_rows=3)
+    assert ask_about_own_data(beside.components).samples == 3
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_runs_of_a_policy_train_by_their_credit_whatever_shares_a_batch(
+    world, solo, tmp_path, delay
+):
+    """With rows that are given by chance as well; samples without an action to predict included."""
+    sources = ((world / "dataset", None), (policys_runs(tmp_path / "runs"), {"share": 0.5}))
 
     def gradients_of(micro_batch):
-        values = train_worlds.recipe(
-            world, runner__output_dir=tmp_path / f"run{micro_batch}", runner__global_batch_size=8,
-            runner__micro_batch_size=micro_batch, data__augment=False, runner__max_steps=STEPS,
-            model__action_loss_norm="masked", model__rtc_training_max_delay=delay,
+        run = credited_run(
+            world, tmp_path / f"run{micro_batch}", solo, sources,
+            runner__micro_batch_size=micro_batch, model__action_loss_norm="masked",
+            model__rtc_training_max_delay=delay,
         )  # fmt: skip
-        values["data"]["train_data_paths"] = [
-            {"dataset_path": str(path), "embodiment_tag": "train_worlds:ROBOT", "credit": credit,
-             "metadata_json_path": str(world / "metadata.json")}
-            for path, credit in ((world / "dataset", None), (tmp_path / "runs", {"share": 0.5}))
-        ]  # fmt: skip
-        values["model"].pop("metadata_json_path")
-        run = Trainer(build(load_config(SFTConfig, values), solo))
         asked = [batch["has_real_action"] for batch in run.batches(1)]
         return torch.cat(asked), gradients(run)
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from dzrobot.embodiments.spec import HOLD_ZERO, Embodiment
 from dzrobot.errors import DatasetError
 from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.formats import INTERVENTION
 from dzrobot.training.sft_config import CreditConfig
 
-MARKS = ("intervention", "intervene_flag")
+MARKS = (INTERVENTION, "intervene_flag")
 """Columns that say in which rows a person acted: LeRobot's, which is ours too, and RLinf's."""
 
 _RESTS = 0.01

@@ -352,8 +352,7 @@ class DatasetReader:
 
     def _marks(self, ordinal: int) -> EpisodeMarks:
         """Return who acted in an episode, and how it ended."""
-        offset = self.catalog.episodes.offset
-        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        rows = self._all_rows(ordinal)
         number = int(self.catalog.episodes.index[ordinal])
         facts = self.catalog.facts.get(number) or EpisodeFacts(episode_index=number)
         person = np.zeros(rows.stop - rows.start, bool)
@@ -435,12 +434,16 @@ class DatasetReader:
 
     def states(self, ordinal: int) -> dict[str, NDArray[np.float32]]:
         """Return all state and action rows (N, D) of episode ``ordinal``, by key."""
-        offset = self.catalog.episodes.offset
-        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        rows = self._all_rows(ordinal)
         return {
             key: self.columns.vector(source.column)[rows, source.start : source.stop]
             for key, source in self.resolution.vectors.items()
         }
+
+    def _all_rows(self, ordinal: int) -> slice:
+        """Return where the rows of an episode lie in the columns."""
+        first, stop = self.catalog.episodes.offset[ordinal : ordinal + 2].tolist()
+        return slice(first, stop)
 
     def _rows(self, ordinal: int, start: int) -> Any:
         length = int(self.catalog.episodes.length[ordinal])
@@ -449,8 +452,7 @@ class DatasetReader:
 
     def _labels(self, ordinal: int) -> NDArray[np.int64]:
         """Return a number per row that changes with the instruction; -1 where there is none."""
-        offset = self.catalog.episodes.offset
-        rows = slice(int(offset[ordinal]), int(offset[ordinal + 1]))
+        rows = self._all_rows(ordinal)
         labels = np.zeros(rows.stop - rows.start, dtype=np.int64)
         empty = np.ones(len(labels), dtype=bool)
         for source in self.resolution.texts:

@@ -63,6 +63,11 @@ class SourceSpec:
     credit: CreditConfig | None = None
     """What is imitated of runs of a policy; None: every row."""
 
+    @property
+    def is_imitated(self) -> bool:
+        """Whether every recorded action is to be predicted."""
+        return bool(self.embodiment.action) and self.credit is None
+
 
 @dataclass(frozen=True)
 class MixtureSource:
@@ -341,18 +346,14 @@ class TrainingData(Dataset[Sample]):
         if not self._credited:
             return None
         timing = reader.embodiment.timing
-        found = reader.credit(window)
-        if found is None:
-            rows = timing.blocks * timing.action_horizon
-            found = RowCredit(np.zeros(rows, bool), np.ones(rows, np.float32))
-        filled = [
-            np.pad(
-                values.reshape(timing.blocks, -1),
-                ((0, 0), (0, self._horizon - timing.action_horizon)),
-            )
+        rows = timing.blocks * timing.action_horizon
+        every = RowCredit(np.zeros(rows, bool), np.ones(rows, np.float32))
+        found = reader.credit(window) or every
+        given, weight = (
+            _filled_blocks(torch.from_numpy(values), reader.embodiment, self._horizon)
             for values in found
-        ]
-        return ActionCredit(*(torch.from_numpy(values.ravel()) for values in filled))
+        )
+        return ActionCredit(given, weight)
 
 
 def _choices(
@@ -435,13 +436,18 @@ def _described_conditions(robot: Embodiment) -> str:
 
 def _pad_blocks(vectors: EncodedVectors, embodiment: Embodiment, horizon: int) -> EncodedVectors:
     """Return ``vectors`` with every action block filled up to ``horizon`` masked rows."""
-    timing = embodiment.timing
-    if timing.action_horizon == horizon:
+    if embodiment.timing.action_horizon == horizon:
         return vectors
     padded = vectors.copy()
     for key in ("action", "action_mask"):
-        blocks = vectors[key].reshape(timing.blocks, timing.action_horizon, -1)
-        filled = blocks.new_zeros(timing.blocks, horizon, blocks.shape[-1])
-        filled[:, : timing.action_horizon] = blocks
-        padded[key] = filled.flatten(0, 1)
+        padded[key] = _filled_blocks(vectors[key], embodiment, horizon)
     return padded
+
+
+def _filled_blocks(rows: Tensor, embodiment: Embodiment, horizon: int) -> Tensor:
+    """Return (A, ...) with the rows of every action block filled up to ``horizon`` with zeros."""
+    timing = embodiment.timing
+    blocks = rows.reshape(timing.blocks, timing.action_horizon, *rows.shape[1:])
+    filled = blocks.new_zeros(timing.blocks, horizon, *blocks.shape[2:])
+    filled[:, : timing.action_horizon] = blocks
+    return filled.flatten(0, 1)

@@ -264,14 +264,13 @@ def ask_about_own_data(components: TrainingComponents) -> OwnData | None:
 
 
 def _fixed_samples(data: TrainingData, count: int) -> list[SampleKey]:
-    """Return up to ``count`` samples with actions, the same ones for equal data."""
-    if not any(source.spec.embodiment.action for source in data.sources):
+    """Return up to ``count`` samples whose actions are imitated, the same for equal data."""
+    imitated = [source.spec.is_imitated for source in data.sources]
+    if not any(imitated):
         return []
     draw = numpy_generator("own rows", data.seed)
     drawn = draw.choice(len(data), min(len(data), 4 * count), replace=False).tolist()
-    acting = [
-        one for one in drawn if data.sources[data.locate(one)[0]].spec.embodiment.action
-    ]  # fmt: skip
+    acting = [one for one in drawn if imitated[data.locate(one)[0]]]
     return [SampleKey(-1, slot, number) for slot, number in enumerate(sorted(acting[:count]))]
 
 

@@ -20,6 +20,7 @@ from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.checks import EpisodeWatch
+from dzrobot.recording.formats import INTERVENTION
 from dzrobot.rng import seed_sequence
 from dzrobot.rollout.episode import Actor, EpisodeResult, Watch, run_episode
 from dzrobot.rollout.protocol import EpisodeRules
@@ -27,9 +28,6 @@ from dzrobot.rollout.protocol import EpisodeRules
 SENSOR_TIMES = ("frame_time_s.", "state_time_s", "time_s")
 SENSOR_COUNTS = ("frame_number.", "late_steps")
 """Beginnings of the info keys that are kept beside every frame."""
-
-INTERVENTION = "intervention"
-"""Column that says whose action a row holds: a person's, in the place of a policy's."""
 
 EXECUTED = "executed_action"
 """Column of what was done where noise was added to the action of the same row. Its name begins with
