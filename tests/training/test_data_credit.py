@@ -204,6 +204,22 @@ def test_other_columns_say_it_too_and_two_are_refused(world, tmp_path):
         DatasetReader(tmp_path / "two", ROBOT, ReaderOptions(credit=CreditConfig()))
 
 
+@pytest.mark.parametrize(("kind", "odd"), [(np.int64, -1), (np.float32, 0.5)])
+def test_a_mark_is_a_truth_value_in_whatever_type(tmp_path, kind, odd):
+    def marked(name, last):
+        with EpisodeWriter(tmp_path / name, ROBOT, fps=ROBOT.timing.control_hz) as writer:
+            for number in range(30):
+                mark = kind(last if number == 29 else number >= 20)
+                writer.add_frame(*step(ROBOT, 0, 0, number), {"intervention": mark})
+            writer.save_episode(success=True)
+        options = ReaderOptions(cache=tmp_path / "cache", images=False, credit=CreditConfig())
+        return DatasetReader(tmp_path / name, ROBOT, options)
+
+    assert marked("good", 1).credits.counted()[Reason.PERSON] == 10
+    with pytest.raises(DatasetError, match=rf"intervention of episode 0 is {odd:g}"):
+        marked("odd", odd)
+
+
 def test_without_credit_nothing_changes(world):
     """The bits of demonstrations, with and without a credited source beside them."""
     plain, beside = data(world), data(world, CreditConfig())

@@ -357,7 +357,13 @@ class DatasetReader:
         facts = self.catalog.facts.get(number) or EpisodeFacts(episode_index=number)
         person = np.zeros(rows.stop - rows.start, bool)
         if self._marked is not None:
-            person = self.columns.vector(self._marked)[rows, 0] != 0
+            marks = self.columns.vector(self._marked)[rows, 0]
+            person = marks == 1
+            if other := sorted({*marks[~person].tolist()} - {0.0}):
+                raise DatasetError(
+                    f"{self.catalog.root}: {self._marked} of episode {number} is {other[0]:g}: it "
+                    "must be 1 or true where a person acted, else 0 or false"
+                )
         return EpisodeMarks(
             person=person, rests=moves_nothing(self.embodiment, self.states(ordinal)),
             by_policy=self._marked is not None or bool(facts.policy), success=facts.success,
