@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
+from dzrobot.modality.input_variants import shrunk
 
 Array = NDArray[np.floating[Any]]
 Image = NDArray[np.uint8]
@@ -406,7 +406,4 @@ def image_matches(
 
 
 def _small(image: Image) -> NDArray[np.float32]:
-    size = (_THUMBNAIL, _THUMBNAIL)
-    shrunk = cv2.resize(np.ascontiguousarray(image), size, interpolation=cv2.INTER_AREA)
-    small: NDArray[np.float32] = shrunk.astype(np.float32)
-    return small
+    return shrunk(image, _THUMBNAIL).astype(np.float32)

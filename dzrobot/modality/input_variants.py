@@ -171,10 +171,15 @@ _COLORS: Mapping[str, Callable[[Image], Image]] = {
 }
 
 
-def _small(image: Image) -> Image:
-    shrunk = cv2.resize(np.ascontiguousarray(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-    small: Image = shrunk.astype(np.uint8)
+def shrunk(image: Image, side: int) -> Image:
+    """Return an image (H, W, 3) at ``side`` x ``side`` pixels."""
+    whole = np.ascontiguousarray(image)
+    small: Image = cv2.resize(whole, (side, side), interpolation=cv2.INTER_AREA).astype(np.uint8)
     return small
+
+
+def _small(image: Image) -> Image:
+    return shrunk(image, SIDE)
 
 
 def _cropped(image: Image, *, high: float, wide: float) -> Image:
@@ -188,8 +193,8 @@ def _boxed(image: Image, *, high: float, wide: float) -> Image:
     inner = (round(columns * wide), round(rows * high))
     boxed = np.zeros_like(image)
     top, left = (rows - inner[1]) // 2, (columns - inner[0]) // 2
-    shrunk = cv2.resize(image, inner, interpolation=cv2.INTER_AREA)
-    boxed[top : top + inner[1], left : left + inner[0]] = shrunk
+    inside = cv2.resize(image, inner, interpolation=cv2.INTER_AREA)
+    boxed[top : top + inner[1], left : left + inner[0]] = inside
     return boxed
 
 

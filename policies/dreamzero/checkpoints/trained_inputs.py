@@ -260,12 +260,9 @@ def _explained(median: Floats, live: Floats, scale: Floats, wrong: NDArray[np.in
 
 def in_small(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return an image (H, W, 3) at ``SIDE`` x ``SIDE``."""
-    import cv2
+    from dzrobot.modality.input_variants import shrunk
 
-    whole = np.ascontiguousarray(image)
-    shrunk = cv2.resize(whole, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-    small: NDArray[np.uint8] = shrunk.astype(np.uint8)
-    return small
+    return shrunk(image, SIDE)
 
 
 def _plain(rows: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
