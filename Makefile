@@ -25,6 +25,8 @@ SYSTEM_LIBRARIES := libEGL.so.1 libGL.so.1 libglib-2.0.so.0 libOSMesa.so libusb-
 export MUJOCO_GL ?= egl
 # One thread per process: the tests and simulators run side by side.
 export OMP_NUM_THREADS ?= 1
+# Each of hundreds of processes would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo assets test test-long test-ray test-arm test-arm-foreign foreign goldens kill-points lerobot setup lock system lint types layers smoke docs check release tiny tiny-arm tiny-droid tiny-libero clean
 

@@ -60,6 +60,11 @@ except SimulatorError as error:
     LIBERO_ASSETS = error
 
 
+# Modules are millions of objects that live to the end. Looking through them again and again took a
+# quarter of the processor time of collecting.
+gc.disable()
+
+
 @pytest.fixture(autouse=True)
 def ordinary_priority(request):
     """Take back the real-time priority that a native library may have given this process.
@@ -153,9 +158,12 @@ def pytest_collection_finish() -> None:
     Modules and collected tests are millions of objects that live to the end. Looking through them
     again and again took 38 of 191 s of processor time in 123 tests, 36 as statsmodels is imported.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+    gc.enable()
+    # What a test writes twice within a second would be read from the bytecode of the first.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ that had run nothing yet: without a simulator, thread or lock, as a fresh interp
 all modules. Their long forms start fresh interpreters.
 """
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -221,7 +220,7 @@ class Copies:
         ended, alive = os.pipe()
         if (server := os.fork()) == 0:
             end_with_parent(os.getppid())
-            _close_but(0, 1, 2, listener.fileno(), ended)
+            _let_go_of_all_but(0, 1, 2, listener.fileno(), ended)
             try:
                 forkserver.main(listener.detach(), ended, [])
             finally:
@@ -279,9 +278,13 @@ def _copied_process(_: None, kind: type, state: dict[str, Any]) -> Any:
     return process
 
 
-def _close_but(*kept: int) -> None:
-    """Close all files that a fresh interpreter would not have."""
+def _let_go_of_all_but(*kept: int) -> None:
+    """Give up all files that a fresh interpreter would not have.
+
+    Their numbers stay in use: torch's loggers write to what pytest captured while it collected, and
+    would write into whatever came to have that number.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
-        if number not in kept:
-            with contextlib.suppress(OSError):
-                os.close(number)
+        if number not in (*kept, nothing):
+            os.dup2(nothing, number, inheritable=False)

@@ -2,13 +2,16 @@
 
 import importlib
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import train_worker
 import train_worlds
 
 from dzrobot.envs.libero.task_packages import PRO
@@ -119,6 +122,24 @@ class Launches:
         )
         assert done.returncode == 0, done.stderr[-12000:]
 
+    def side_by_side(self, processes, *names):
+        """Run scenarios in processes that no torchrun starts; copies, where tests are marked so."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        several = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        several |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = []
+        for rank in range(processes):
+            mine = self._environment | several | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            arguments = (mine, self._root, self.output, names)
+            context = multiprocessing.get_context("spawn")
+            ranks.append(context.Process(target=train_worker.be_a_rank, args=arguments))
+            ranks[-1].start()
+        for each in ranks:
+            each.join(800)
+        assert [each.exitcode for each in ranks] == [0] * processes
+
     def result(self, name, processes):
         """Return what a scenario reported."""
         return json.loads((self.output / f"{name}-{processes}.json").read_text())
@@ -137,7 +158,7 @@ def pair(launches, touched):
         "equal_gradients", "straight", "first_half", "second_half", "damaged", "collectives",
         "plugged",
     )  # fmt: skip
-    launches.run(2, *names)
+    launches.side_by_side(2, *names)
     return launches
 
 

@@ -15,6 +15,7 @@ import train_worlds
 
 from dzrobot.errors import CheckpointError
 
+pytestmark = pytest.mark.copies
 ROOT = Path(__file__).parents[2]
 
 WEIGHTS_DIFFER = 1e-5

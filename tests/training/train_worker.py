@@ -523,5 +523,11 @@ def main(root, output, names):
     end_process(0)
 
 
+def be_a_rank(environment, root, output, names):
+    """Do what a process of torchrun does, with what torchrun would have set."""
+    os.environ.update(environment)
+    main(root, output, names)
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
