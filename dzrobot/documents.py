@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dzrobot.errors import DzrobotError, printable
 from dzrobot.files import diagnosed, stand_in
-from dzrobot.untrusted import DEEPEST_DOCUMENT, LARGEST_DOCUMENT, parsing
+from dzrobot.untrusted import DEEPEST_DOCUMENT, LARGEST_DOCUMENT, attempted, parsing
 
 T = TypeVar("T")
 
@@ -85,20 +85,15 @@ def read_json_lines(
             yield row
 
 
-class _OddLineError(DzrobotError):
-    """A line has to be read by itself, so that what is wrong is said."""
-
-
 def _read_together(lines: list[bytes], model: type[T]) -> list[T] | None:
     """Return all lines as read, in half the time of one by one; None where one is odd."""
     adapter = _adapter(model)
-    try:
-        with parsing("", _OddLineError):
-            if any(line.count(b"[") + line.count(b"{") > DEEPEST_DOCUMENT for line in lines):
-                return None
-            return [adapter.validate_python(_DECODER.decode(line.decode())) for line in lines]
-    except _OddLineError:
+    if any(line.count(b"[") + line.count(b"{") > DEEPEST_DOCUMENT for line in lines):
         return None
+    # An odd one is read by itself, so that what is wrong is said.
+    return attempted(
+        lambda: [adapter.validate_python(_DECODER.decode(line.decode())) for line in lines]
+    )
 
 
 def parse_json(content: bytes, model: type[T], where: str, error_class: type[DzrobotError]) -> T:

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from dzrobot.errors import DzrobotError, printable
 from dzrobot.files import diagnosed
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     # Every command imports this module, and few of them read an array.
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 LARGEST_DOCUMENT = LARGEST_MESSAGE = 64 * 1024**2
 """Bytes of a document or a message, whatever carries it. The largest document we know, the index of
@@ -59,7 +61,7 @@ DAMAGED = "is damaged or cut short"
 def parsing(
     where: Path | str,
     error_class: type[DzrobotError],
-    what: str | Callable[[Exception], str] = DAMAGED,
+    what: str | Callable[[Exception], str | None] = DAMAGED,
     remedy: str = "copy it again",
 ) -> Iterator[None]:
     """Turn whatever a foreign parser raises in the block into one message about its input.
@@ -69,7 +71,8 @@ def parsing(
     Args:
         where: A file, which is looked at where it cannot be read; or a place, for the message.
         error_class: What to raise.
-        what: What is wrong with it then; or what makes all of it, behind the place, of the error.
+        what: What is wrong with it then; or what makes all of it, behind the place, of the error,
+            or None for the usual text.
         remedy: What to do about it.
 
     Raises:
@@ -81,11 +84,28 @@ def parsing(
         raise
     except Exception as error:
         # Nothing narrower, MemoryError and RecursionError included: see this module's docstring.
-        if callable(what):
-            raise error_class(f"{where} {what(error)}") from error
-        said = f"{what} ({reason(error)}); {remedy}"
+        if callable(what) and (whole := what(error)) is not None:
+            raise error_class(f"{where} {whole}") from error
+        said = f"{DAMAGED if callable(what) else what} ({reason(error)}); {remedy}"
         where_said = diagnosed(where, said) if isinstance(where, Path) else f"{where} {said}"
         raise error_class(where_said) from error
+
+
+class _NothingReadError(DzrobotError):
+    """What was tried cannot be read; somebody else says why, or does without."""
+
+
+def attempted(read: Callable[[], T]) -> T | None:
+    """Return what ``read``, calls of a foreign parser alone, returns; None where it raises.
+
+    Args:
+        read: What is called. Errors of ours that it raises pass.
+    """
+    try:
+        with parsing("", _NothingReadError):
+            return read()
+    except _NothingReadError:
+        return None
 
 
 def reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from dzrobot.errors import ConfigError
+from dzrobot.untrusted import parsing, reason
 
 Place = tuple[str | int, ...]
 """Keys and list positions from the root to one value."""
@@ -34,7 +35,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
             keys that are neither text nor number, a key twice, an alias inside of its own anchor,
             too much of anything.
     """
-    try:
+    with parsing(source, ConfigError, _fault):
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
@@ -48,15 +49,16 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Place, int]]:
                 )
             lines[place] = line
         return loader.construct_document(node), lines
-    except yaml.MarkedYAMLError as error:
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark
         at = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-        reason = error.problem or error.context
-        raise ConfigError(f"{source} is not YAML that is taken here: {reason}{at}") from error
-    except yaml.reader.ReaderError as error:
-        raise ConfigError(
-            f"{source} is not YAML: character {error.character!r} at position {error.position}"
-        ) from error
+        return f"is not YAML that is taken here: {error.problem or error.context}{at}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"is not YAML: character {error.character!r} at position {error.position}"
+    return f"is not YAML: {reason(error)}"
 
 
 def dotted(place: Place) -> str:

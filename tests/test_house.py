@@ -116,20 +116,30 @@ PARSER_ERRORS = re.compile(
 )
 """What libraries that read foreign files raise, among other things."""
 
-PARSER_LISTS = 25
-"""How many `except` clauses name them. Only lower it: what a parser may raise is not documented,
-so that such a list is one class short. `untrusted.parsing` catches whatever comes."""
+NOT_PARSERS = {
+    "policies/dreamzero/checkpoints/shards.py: SafetensorError": (
+        "writes: the number of the system's refusal stands in the text of the error alone"
+    ),
+}
+"""Lists that stand around something else, and what: the only ones there may be."""
 
 
 def test_no_list_of_a_parsers_exceptions_is_made_by_hand():
-    found = []
+    """What a parser may raise is not documented, so that such a list is one class short.
+
+    `untrusted.parsing` catches whatever comes.
+    """
+    found = set()
     for path in FILES:
         for node in ast.walk(parsed(path)):
+            named = ""
             if isinstance(node, ast.ExceptHandler) and node.type is not None:
                 named = ast.unparse(node.type)
-                if PARSER_ERRORS.search(named):
-                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {named}")
-    assert len(found) <= PARSER_LISTS, "\n".join(found)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "suppress":
+                named = ast.unparse(node)
+            if PARSER_ERRORS.search(named):
+                found.add(f"{path.relative_to(ROOT)}: {named}")
+    assert found == set(NOT_PARSERS)
 
 
 DOCUMENTED = {"_exit", "_getframe", "_replace"}

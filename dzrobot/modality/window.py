@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.spec import Embodiment, Part, View
 from dzrobot.errors import ModalityError, preview, suggest
+from dzrobot.untrusted import attempted
 
 Observation = Mapping[str, NDArray[np.uint8] | NDArray[np.float32] | str]
 """One step: ``video.*`` (H, W, 3) uint8, ``state.*`` (D,) float32, the instruction as str."""
@@ -269,11 +270,7 @@ def _listed(text: str) -> str | None:
     """Return the first element of a written list, or None if ``text`` is not a list."""
     if not text.lstrip().startswith("["):
         return None
-    try:
-        value = ast.literal_eval(text.strip())
-    # The last two: brackets or signs nested deeper than Python reads.
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+    value = attempted(lambda: ast.literal_eval(text.strip()))
     if not isinstance(value, list):
         return None
     if not value or not isinstance(value[0], str):

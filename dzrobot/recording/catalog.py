@@ -36,6 +36,7 @@ from dzrobot.recording.formats import (
     Writer,
     read_info,
 )
+from dzrobot.untrusted import parsing
 
 _SAMPLED_FOOTERS = 64
 _FOOTER_BYTES = 8192
@@ -324,11 +325,9 @@ def _episodes_v3(root: Path, info: Info) -> Episodes:
     paths = formats.own_files(folder.glob("*/*.parquet"))
     if not paths:
         raise DatasetError(f"{folder} is empty: the dataset is incomplete")
-    try:
-        tables = [read_table(path) for path in paths]
+    tables = [read_table(path) for path in paths]
+    with parsing(f"the lists in {folder}", DatasetError, "do not fit together"):
         table = pa.concat_tables(tables, promote_options="default")
-    except pa.ArrowException as error:
-        raise DatasetError(f"the lists in {folder} do not fit together: {error}") from error
     lists = ListTable(table, folder)
     order = np.argsort(lists.integers("episode_index"), kind="stable")
     return Episodes(

@@ -5,7 +5,8 @@ by one, then the old files go. Interrupted anywhere, the folder is whole: what i
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dzrobot.errors import DatasetError, printable
+from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing, undone_on_error
 from dzrobot.recording import folder, formats
 from dzrobot.recording.episode_list import (
@@ -26,6 +27,7 @@ from dzrobot.recording.episode_list import (
     replace_rows,
 )
 from dzrobot.recording.formats import Info
+from dzrobot.untrusted import parsing
 
 MEGABYTE = 2**20
 
@@ -50,8 +52,6 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     Raises:
         DatasetError: Not a v3.0 dataset, or another writer is at work.
     """
-    import av
-
     info = formats.read_info(root)
     if info.codebase_version != "v3.0":
         raise DatasetError(
@@ -61,9 +61,6 @@ def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> N
     try:
         with explained(f"pack {root}", DatasetError):
             _pack(root, info, data_mb, video_mb)
-    except (pa.ArrowException, av.FFmpegError) as error:
-        reason = printable(str(error))
-        raise DatasetError(f"a file of {root} cannot be read: {reason}") from error
     finally:
         handle.close()
         shutil.rmtree(root / formats.ASIDE, ignore_errors=True)
@@ -87,17 +84,8 @@ def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
     def write(target: Path, group: Sequence[_Stored]) -> None:
-        schema = pq.read_schema(group[0].path)
-        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for stored in group:
-                source = pq.ParquetFile(stored.path)
-                if not source.schema_arrow.equals(schema):
-                    raise DatasetError(
-                        f"{stored.path} has other columns than {group[0].path}: they cannot share "
-                        "a file; use data_mb=0 to keep one file per episode"
-                    )
-                for number in range(source.num_row_groups):
-                    writer.write_table(source.read_row_group(number))
+        with _joining(target), replacing(target) as temporary:
+            _append_rows(temporary, group)
 
     _join(root, rows, "data", limit_mb, write)
 
@@ -108,7 +96,7 @@ def _join_videos(
     fps = Fraction(rate).limit_denominator(1001)
 
     def write(target: Path, group: Sequence[_Stored]) -> None:
-        with replacing(target) as temporary:
+        with _joining(target), replacing(target) as temporary:
             _append_packets(temporary, group, fps)
         before = 0
         for stored in group:
@@ -162,6 +150,32 @@ def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
         groups[-1].append(one)
         room -= size
     return groups
+
+
+@contextmanager
+def _joining(target: Path) -> Iterator[None]:
+    with (
+        parsing(
+            f"a file that goes into {target}", DatasetError, "cannot be read", "see inspect-data"
+        ),
+        explained(f"write {target}", DatasetError),
+    ):
+        yield
+
+
+def _append_rows(target: Path, group: Sequence[_Stored]) -> None:
+    """Write the rows of ``group`` one after the other into ``target``."""
+    schema = pq.read_schema(group[0].path)
+    with pq.ParquetWriter(target, schema) as writer:
+        for stored in group:
+            source = pq.ParquetFile(stored.path)
+            if not source.schema_arrow.equals(schema):
+                raise DatasetError(
+                    f"{stored.path} has other columns than {group[0].path}: they cannot share a "
+                    "file; use data_mb=0 to keep one file per episode"
+                )
+            for number in range(source.num_row_groups):
+                writer.write_table(source.read_row_group(number))
 
 
 def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> None:

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dzrobot.errors import DatasetError, printable
+from dzrobot.errors import DatasetError
 from dzrobot.files import explained, replacing
 from dzrobot.recording import column_statistics, folder, formats
 from dzrobot.recording.episode_list import list_files
 from dzrobot.recording.folder import Change, changing
 from dzrobot.recording.lists import RecordingLists
+from dzrobot.untrusted import parsing
 
 REWARD = "next.reward"
 
@@ -143,12 +144,9 @@ def _locked(root: Path) -> Iterator[RecordingLists]:
     with explained(f"change {root}", DatasetError), folder.lock(root) as held:
         held.callback(shutil.rmtree, root / formats.ASIDE, ignore_errors=True)
         folder.remove_unfinished(root)
-        try:
-            yield RecordingLists.read(root)
-        except (pa.ArrowException, KeyError) as error:
-            # A column that a data file lacks is a key.
-            reason = printable(str(error))
-            raise DatasetError(f"a file of {root} cannot be read: {reason}") from error
+        with parsing(f"the lists of {root}", DatasetError, "cannot be read", "see inspect-data"):
+            lists = RecordingLists.read(root)
+        yield lists
 
 
 def _known(lists: RecordingLists, episodes: Collection[int]) -> list[int]:
@@ -274,7 +272,13 @@ def _rewrite(
         if numbers:
             # One file an episode before v3.0, named after it.
             target = name if lists.version == "v3.0" else lists.data_file(moved[numbers[0]])
-            changed = _rewrite_file(lists.root / name, change.folder / target, edits, numbers)
+            source = lists.root / name
+            # A column that the file lacks is a key, one of another type has values of another.
+            with (
+                parsing(source, DatasetError, "cannot be read", "see inspect-data"),
+                explained(f"write {change.folder / target}", DatasetError),
+            ):
+                changed = _rewrite_file(source, change.folder / target, edits, numbers)
             for number, columns in changed.items():
                 for column, rows in columns.items():
                     lists.statistics[number][column] = column_statistics.of_rows(rows)

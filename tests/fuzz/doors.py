@@ -138,7 +138,7 @@ def _answer(
 # ---- HDF5
 
 
-def _demonstration(path: Path, rows: int = 4, side: int = 8) -> None:
+def demonstration(path: Path, rows: int = 4, side: int = 8) -> None:
     import h5py
 
     draw = np.random.default_rng(0)
@@ -214,8 +214,8 @@ def hdf5(draw: random.Random, folder: Path) -> Iterator[Case]:  # noqa: PLR0915 
     from dzrobot.cli import main
 
     good, path, other = folder / "good.hdf5", folder / "a_task_demo.hdf5", folder / "other.h5x"
-    _demonstration(good)
-    _demonstration(other)
+    demonstration(good)
+    demonstration(other)
 
     def imported(prompt: str = "name") -> None:
         out = folder / "out"

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -403,19 +404,20 @@ def read_data_file(catalog: DatasetCatalog, name: str, columns: Sequence[str]) -
     path = catalog.root / name
     if not catalog.sizes.get(name):
         raise DatasetError(f"{name} is missing")
-    try:
-        # Not `pq.read_table`: what it does beside reading takes six times as long for an episode.
-        # Nor the path itself, nor reading ahead: looking for its file system and handing reads to
-        # other threads take half of what is left.
-        with pa.OSFile(str(path)) as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
-            rows = file.metadata.num_rows
-            if rows > MOST_ROWS:
-                raise DatasetError(
-                    f"{name} says that it holds {rows:,} rows; allowed are {MOST_ROWS:,}"
-                )
-            table = file.read(columns=sorted(wanted), use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{name} {why_unreadable(path, error)}") from error
+    # Not `pq.read_table`: what it does beside reading takes six times as long for an episode. Nor
+    # the path itself, nor reading ahead: looking for its file system and handing reads to other
+    # threads take half of what is left.
+    with (
+        parsing(name, DatasetError, partial(why_unreadable, path)),
+        pa.OSFile(str(path)) as opened,
+        pq.ParquetFile(opened, pre_buffer=False) as file,
+    ):
+        rows = file.metadata.num_rows
+        if rows > MOST_ROWS:
+            raise DatasetError(
+                f"{name} says that it holds {rows:,} rows; allowed are {MOST_ROWS:,}"
+            )
+        table = file.read(columns=sorted(wanted), use_threads=False)
     if absent := wanted - set(table.column_names):
         raise DatasetError(f"{name} lacks the columns {preview(absent)}")
     if len(table.column_names) > len(wanted):

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dzrobot.documents import shorten
-from dzrobot.errors import DatasetError, printable
+from dzrobot.errors import DatasetError
+from dzrobot.untrusted import parsing
 
 _inherited: list[object] = []
 
@@ -69,7 +70,7 @@ class EmbeddedImages:
         """
         wanted = np.asarray(rows, dtype=np.int64)
         distinct, places = np.unique(wanted, return_inverse=True)
-        try:
+        with parsing(path, DatasetError, "cannot be read"):
             parquet, ends = self._file(path)
             groups = np.searchsorted(ends, distinct, side="right")
             cells = [
@@ -78,8 +79,6 @@ class EmbeddedImages:
                 ].as_py()
                 for row, group in zip(distinct, groups, strict=True)
             ]
-        except (pa.ArrowException, OSError, IndexError, KeyError) as error:
-            raise DatasetError(f"{path} cannot be read: {printable(str(error))}") from error
         images = [
             _decode(cell, path, column, int(row)) for cell, row in zip(cells, distinct, strict=True)
         ]

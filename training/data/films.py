@@ -10,21 +10,19 @@ each encoder and setting.
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from struct import Struct, unpack_from
-from struct import error as struct_error
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dzrobot.errors import DatasetError
 from dzrobot.files import replacing, stand_in
+from dzrobot.untrusted import attempted, parsing, reason
 
 Ints = NDArray[np.int64]
 
@@ -156,10 +154,8 @@ def read_film(path: Path | str, cache: Path | None = None) -> tuple[FrameTable, 
     Raises:
         DatasetError: The file is damaged, holds no video, or cannot be read rightly.
     """
-    try:
-        found = _from_header(path)
-    except (ValueError, IndexError, KeyError, struct_error, OSError, ArithmeticError):
-        found = None  # FFmpeg says what is wrong, or reads it nevertheless.
+    # What this cannot read FFmpeg says what is wrong with, or reads nevertheless.
+    found = attempted(lambda: _from_header(path))
     if found is not None and found[0].pixels:
         return found
     path = Path(path)
@@ -193,20 +189,29 @@ def _table(path: Path, samples: _Samples, kind: str = "") -> FrameTable:
     )  # fmt: skip
 
 
+def _no_decode(error: Exception) -> str:
+    return f"does not decode: {reason(error)}"
+
+
 def unreadable(path: Path, error: Exception) -> str:
-    """Return what is wrong with a file that is not a video, and what helps."""
+    """Return what is wrong with a file that is not a video, and what helps, to put behind its name.
+
+    Args:
+        path: The file.
+        error: What FFmpeg raised.
+    """
     if (kind := stand_in(path)) is not None:
-        return kind.said_of([path])
+        return f"is {kind.one}; {kind.remedy}"
     if path.exists():
         with path.open("rb") as file:
             begun = file.read(12)[4:8] == b"ftyp"
         if begun:
             return (
-                f"{path} begins as a video and lacks the index at its end: its recorder was not "
+                "begins as a video and lacks the index at its end: its recorder was not "
                 "closed (LeRobot: finalize()), or it was cut short on the way; copy it again, or "
                 "leave its episodes out"
             )
-    return f"{path} is not a readable video: {error}"
+    return f"is not a readable video: {reason(error)}"
 
 
 def reencode(path: Path | str) -> str:
@@ -447,7 +452,7 @@ def _from_packets(path: Path) -> FrameTable:
     """Return the table from the packets."""
     import av
 
-    try:
+    with parsing(path, DatasetError, partial(unreadable, path)):
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             packets = [
@@ -458,8 +463,6 @@ def _from_packets(path: Path) -> FrameTable:
             tick = float(stream.time_base)
         with av.open(str(path)) as container:
             frame = next(container.decode(container.streams.video[0]), None)
-    except (av.FFmpegError, IndexError) as error:
-        raise DatasetError(unreadable(path, error)) from error
     if not packets:
         raise DatasetError(f"{path} holds no frame")
     degrees = 0 if frame is None else int(frame.rotation)
@@ -490,15 +493,15 @@ def _decoded(path: Path, table: FrameTable, most: int | None) -> _Shown:
 
     times, size, pixels = [], (0, 0), ""
     try:
-        with av.open(str(path)) as container:
+        with parsing(path, DatasetError, _no_decode), av.open(str(path)) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in islice(container.decode(stream), most):
                 times.append(-1 if frame.pts is None else frame.pts)
                 size, pixels = (frame.height, frame.width), frame.format.name
-    except (av.FFmpegError, IndexError) as error:
+    except DatasetError:
         if not times:
-            raise DatasetError(f"{path} does not decode: {error}") from error
+            raise
     upright = (size[1], size[0]) if table.turns % 2 else size
     return _Shown(np.array(times, np.int64), upright, pixels)
 
@@ -546,10 +549,9 @@ def _kept(path: Path, folder: Path | None, make: Callable[[], FrameTable]) -> Fr
     stat = path.stat()
     name = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
     file = folder / f"film-{name.hexdigest()[:24]}.npz"
-    if file.exists():
-        # One that is damaged, as by a full disk, is made anew.
-        with suppress(OSError, EOFError, ValueError, KeyError, BadZipFile):
-            return _read_table(file)
+    # One that is damaged, as by a full disk, is made anew.
+    if file.exists() and (kept := attempted(lambda: _read_table(file))) is not None:
+        return kept
     table = make()
     with replacing(file, derived=True) as temporary:
         np.savez(temporary, **asdict(table))
@@ -579,8 +581,9 @@ def mean_colors(path: Path, table: FrameTable, start: int, stop: int) -> NDArray
     if not len(keys) or table.counted or table.begins_hidden:
         return None
     picked = keys[np.linspace(0, len(keys) - 1, min(_LOOKED_AT, len(keys))).astype(int)]
-    means = []
-    try:
+
+    def means() -> list[Any] | None:
+        found = []
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             for key in picked:
@@ -588,7 +591,8 @@ def mean_colors(path: Path, table: FrameTable, start: int, stop: int) -> NDArray
                 frame = next(container.decode(stream), None)
                 if frame is None or frame.pts != table.key_pts[key]:
                     return None
-                means.append(frame.to_ndarray(format="rgb24").mean((0, 1)) / 255)
-    except av.FFmpegError:
-        return None
-    return np.array(np.mean(means, axis=0))
+                found.append(frame.to_ndarray(format="rgb24").mean((0, 1)) / 255)
+        return found
+
+    read = attempted(means)
+    return None if read is None else np.array(np.mean(read, axis=0))

@@ -29,6 +29,7 @@ from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
 from dzrobot.training.data.reading_pool import EpisodePiece, ReadingPool, pieces_of
+from dzrobot.untrusted import parsing
 
 BINS = 4096
 """At most this many bins between the smallest and the largest value; at least half as many."""
@@ -42,9 +43,10 @@ _PACKED = 8 * (BINS + 2)
 
 def _packed(value: str) -> str:
     try:
-        _unpack(value)
-    except (ValueError, zlib.error) as error:
-        raise ValueError(f"no packed counts: {error}") from error
+        with parsing("the packed counts", StatisticsError, remedy="measure them again"):
+            _unpack(value)
+    except StatisticsError as error:
+        raise ValueError(str(error)) from error
     return value
 
 

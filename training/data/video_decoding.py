@@ -25,6 +25,7 @@ from dzrobot.errors import DatasetError, MissingDependencyError, find
 from dzrobot.importing import install
 from dzrobot.training.data.embedded_images import empty_after_fork
 from dzrobot.training.data.films import FrameTable, reencode
+from dzrobot.untrusted import parsing, reason
 
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
@@ -49,6 +50,14 @@ class Decoder(Protocol):
         ...
 
 
+def _not_readable(error: Exception) -> str:
+    return f"is not a readable video: {reason(error)}"
+
+
+def _does_not_decode(error: Exception) -> str:
+    return f"does not decode: {reason(error)}"
+
+
 class PyAvDecoder:
     """One open video, decoded by PyAV on the calling thread."""
 
@@ -58,12 +67,9 @@ class PyAvDecoder:
 
         self.table = table
         self._path = path
-        self._failures = av.FFmpegError
-        try:
+        with parsing(path, DatasetError, _not_readable):
             self._container: Any = av.open(str(path))
             self._stream: Any = self._container.streams.video[0]
-        except (av.FFmpegError, IndexError) as error:
-            raise DatasetError(f"{path} is not a readable video: {error}") from error
         # Workers are processes; threads inside each would only compete.
         self._stream.codec_context.thread_count = 1
         # One converter for all frames: setting one up costs as much as a small frame.
@@ -98,10 +104,11 @@ class PyAvDecoder:
             )
         distinct, places = np.unique(wanted, return_inverse=True)
         try:
-            images = [self._frame(int(number)) for number in distinct]
-        except self._failures as error:
+            with parsing(self._path, DatasetError, _does_not_decode):
+                images = [self._frame(int(number)) for number in distinct]
+        except DatasetError:
             self._next = len(self.table.pts)
-            raise DatasetError(f"{self._path} does not decode: {error}") from error
+            raise
         return np.ascontiguousarray(np.rot90(np.stack(images), self.table.turns, (1, 2)))[places]
 
     def close(self) -> None:
@@ -122,7 +129,6 @@ class PyAvDecoder:
             self._seek(0)
             frame = self._decode_to(number)
         if frame is None or self._is_damaged:
-            self._next = len(self.table.pts)
             raise DatasetError(f"{self._path}: frame {number} does not decode")
         self._next = number + 1
         rgb = self._converter.reformat(frame, format="rgb24", **self._conversion)
@@ -173,12 +179,10 @@ class TorchcodecDecoder:
         self.table = table
         self._path = path
         video_decoder = self.library()
-        try:
+        with parsing(path, DatasetError, _not_readable):
             self._video: Any = video_decoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
             )
-        except (RuntimeError, ValueError) as error:
-            raise DatasetError(f"{path} is not a readable video: {error}") from error
 
     @staticmethod
     def unfit(path: Path | str, table: FrameTable) -> str:
@@ -211,10 +215,8 @@ class TorchcodecDecoder:
 
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
-        try:
+        with parsing(self._path, DatasetError, _does_not_decode):
             batch = self._video.get_frames_at(indices=[int(number) for number in numbers])
-        except (RuntimeError, IndexError) as error:
-            raise DatasetError(f"{self._path} does not decode: {error}") from error
         images: NDArray[np.uint8] = batch.data.numpy()
         return images
 

@@ -295,12 +295,7 @@ def _assembled(name: str, stored: Stored, handles: Mapping[Path, BinaryIO]) -> T
 
 def _piece(handle: BinaryIO, piece: Piece) -> Tensor:
     handle.seek(piece.start)
-    try:
-        tensor = load_piece(handle.read(piece.length))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{piece.file} is damaged or holds no tensor where one should be; copy it again"
-        ) from error
+    tensor = load_piece(handle.read(piece.length), piece.file)
     if not isinstance(tensor, Tensor):
         raise CheckpointError(
             f"{piece.file} holds a {type(tensor).__name__} where a tensor should be; copy it again"

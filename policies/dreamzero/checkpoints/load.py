@@ -47,7 +47,6 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     WeightSource,
     renamed,
 )
-from dzrobot.policies.dreamzero.checkpoints.unpickling import MALFORMED, first_line
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.dit import attach
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
@@ -56,6 +55,7 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import Offloader, plan_offload
 from dzrobot.policies.dreamzero.options import Adapters, Quantization
 from dzrobot.policies.dreamzero.quantize import check_quantization, quantize_block
+from dzrobot.untrusted import parsing
 
 _LOG = logging.getLogger(__name__)
 
@@ -112,14 +112,10 @@ def build_network(
         ConfigError: A condition's encoder cannot be used.
         UnknownNameError: A condition's encoder does not exist.
     """
-    try:
-        with torch.device("meta"):
-            network = WorldActionModel(config, text_encoder=text_encoder)
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"config.json describes a network that cannot be built: {first_line(error)}; use the "
-            "one published with the weights"
-        ) from error
+    what = "describes a network that cannot be built"
+    remedy = "use the one published with the weights"
+    with parsing("config.json", CheckpointError, what, remedy), torch.device("meta"):
+        network = WorldActionModel(config, text_encoder=text_encoder)
     with torch.device("meta"):
         attach(network.model, conditions)
     return network

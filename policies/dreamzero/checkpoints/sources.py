@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.files import diagnosed, explained, refuse_stand_ins, stand_in, stand_ins
+from dzrobot.files import explained, refuse_stand_ins, stand_in, stand_ins
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
 from dzrobot.rng import torch_seed
+from dzrobot.untrusted import parsing
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -191,14 +192,11 @@ def _header(file: Path) -> dict[str, TensorInfo]:
 
 
 def _opened(file: Path) -> Any:
-    try:
+    # The library reports every refusal of the operating system as a file that is not there.
+    with explained(f"read {file}", CheckpointError), file.open("rb"):
+        pass
+    with parsing(file, CheckpointError, remedy="download it again"):
         return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        # The library reports every refusal of the operating system as a file that is not there.
-        with explained(f"read {file}", CheckpointError), file.open("rb"):
-            pass
-        reason = f"is damaged or cut short ({error}); download it again"
-        raise CheckpointError(diagnosed(file, reason)) from error
 
 
 class ValuesSource:

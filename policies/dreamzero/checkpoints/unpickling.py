@@ -10,23 +10,18 @@ import io
 import pickle
 import zipfile
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import torch
 
 from dzrobot.errors import CheckpointError
-from dzrobot.files import diagnosed, stand_in
-from dzrobot.untrusted import check_announced
+from dzrobot.files import stand_in
+from dzrobot.untrusted import check_announced, parsing, reason
 
 MAX_DESCRIPTION = 1 << 30
 """Bytes of a pickle of descriptions; one of 1,828 tensors on 64 devices has less than 64 MiB."""
-
-MALFORMED = (
-    RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError,
-    MemoryError, NotImplementedError, AssertionError, ArithmeticError,
-)  # fmt: skip
-"""What the readers of torch and of the standard library raise on a pickle that makes no sense."""
 
 _LEGACY_PICKLES = 5
 """A file from before torch 1.6 begins with so many pickles; raw numbers follow."""
@@ -53,22 +48,17 @@ def load_listed(file: Path, allowed: Mapping[str, Collection[str]]) -> Any:
         CheckpointError: It asks for another class, is too large, or is damaged.
         FileNotFoundError: There is no such file.
     """
-    try:
-        if (size := file.stat().st_size) > MAX_DESCRIPTION:
-            raise CheckpointError(
-                f"{file} has {size} bytes, at most {MAX_DESCRIPTION} are read; it describes no "
-                "checkpoint of this kind"
-            )
+    size = file.stat().st_size
+    if size > MAX_DESCRIPTION:
+        raise CheckpointError(
+            f"{file} has {size} bytes, at most {MAX_DESCRIPTION} are read; it describes no "
+            "checkpoint of this kind"
+        )
+    with parsing(file, CheckpointError, partial(_could_run, file)):
         content = io.BytesIO(file.read_bytes())
         check_announced(content)
         content.seek(0)
         return _ListedClasses(content, allowed).load()
-    except FileNotFoundError:
-        raise
-    except pickle.UnpicklingError as error:
-        raise _could_run(file, error) from error
-    except MALFORMED as error:
-        raise _damaged(file, error) from error
 
 
 def load_tensors(file: Path) -> Any:
@@ -79,7 +69,7 @@ def load_tensors(file: Path) -> Any:
     """
     if not file.is_file():
         raise CheckpointError(f"no file {file}; give the path of the .pt or .pth file")
-    try:
+    with parsing(file, CheckpointError, partial(_could_run, file)):
         # Only the zip format can be mapped; older files must be read whole.
         with file.open("rb") as handle:
             is_zip = handle.read(2) == b"PK"
@@ -89,25 +79,24 @@ def load_tensors(file: Path) -> Any:
             else:
                 check_announced(handle, _LEGACY_PICKLES)
         return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-    except pickle.UnpicklingError as error:
-        raise _could_run(file, error) from error
-    except (*MALFORMED, zipfile.BadZipFile) as error:
-        raise _damaged(file, error) from error
 
 
-def load_piece(content: bytes) -> Any:
+def load_piece(content: bytes, where: Path) -> Any:
     """Return the tensor in one stored piece of a distributed checkpoint.
 
+    Args:
+        content: The piece.
+        where: Its file.
+
     Raises:
-        ValueError: It is none, is damaged, or holds something else.
+        CheckpointError: It is none, is damaged, or holds something else.
     """
     buffer = io.BytesIO(content)
-    try:
+    what = "is damaged or holds no tensor where one should be"
+    with parsing(where, CheckpointError, what):
         check_archive(buffer)
         buffer.seek(0)
         return torch.load(buffer, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, *MALFORMED) as error:
-        raise ValueError(first_line(error)) from error
 
 
 def check_archive(handle: IO[bytes]) -> None:
@@ -123,20 +112,10 @@ def check_archive(handle: IO[bytes]) -> None:
         raise ValueError(f"{packed[0]} in it is compressed, which torch never does")
 
 
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's message, fit for a message of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-
-
-def _could_run(file: Path, error: Exception) -> CheckpointError:
-    if stand_in(file) is not None:
-        return _damaged(file, error)
-    return CheckpointError(
-        f"{file} holds something other than tensors and was not opened: it could run code "
-        f"({first_line(error)}); get the weights as safetensors from a source you trust"
+def _could_run(file: Path, error: Exception) -> str | None:
+    if not isinstance(error, pickle.UnpicklingError) or stand_in(file) is not None:
+        return None
+    return (
+        "holds something other than tensors and was not opened: it could run code "
+        f"({reason(error)}); get the weights as safetensors from a source you trust"
     )
-
-
-def _damaged(file: Path, error: BaseException) -> CheckpointError:
-    reason = f"is damaged or cut short ({first_line(error)}); copy it again"
-    return CheckpointError(diagnosed(file, reason))
