@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -91,6 +92,53 @@ class EscapedFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+LINES_AN_HOUR = 2000
+"""Lines that a server may log in an hour: 30 a minute, or 8 MB at most."""
+
+_HOUR_S = 3600.0
+
+
+class HourlyLimit(logging.Filter):
+    """Lets so many lines of a log pass in an hour; says at the end of one how many it left out.
+
+    Whoever may connect to a server has it log a line whenever they like, and nothing else ends
+    such a log.
+
+    Args:
+        lines: How many, those of tracebacks too.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, lines: int = LINES_AN_HOUR, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._lines, self._clock = lines, clock
+        self._since, self._passed, self._left_out = clock(), 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is written; the first of a new hour tells what was not."""
+        text = record.getMessage()
+        if (now := self._clock()) - self._since >= _HOUR_S:
+            if self._left_out:
+                record.msg, record.args = f"{text} ({self._left_out} lines left out before)", ()
+            self._since, self._passed, self._left_out = now, 0, 0
+        size = 1 + text.count("\n")
+        if self._passed + size > self._lines:
+            if not self._left_out:
+                record.msg = f"more than {self._lines} lines in an hour: the rest is left out"
+                record.args, record.exc_info, record.levelno = (), None, logging.WARNING
+            self._left_out += size
+            return self._left_out == size
+        self._passed += size
+        return True
+
+
+def limit_log() -> None:
+    """Let the log of this process, a server, be of bounded length."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _ToStderr) and not handler.filters:
+            handler.addFilter(HourlyLimit())
+
+
 class _ToStderr(logging.StreamHandler[Any]):
     """Writes to what standard error is now: above a line that moves, where one does."""
 
@@ -117,6 +165,27 @@ def log_escaped(form: str = "%(levelname)s %(name)s: %(message)s", *, dates: str
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "dzrobot"
+
+
+@contextmanager
+def searching_here_last() -> Iterator[None]:
+    """Start Python processes in the block that do not look in the current folder first.
+
+    Whatever lies there under the name of a module of Python's would be run in its place. The
+    process has the search path of this one as soon as it has begun: :func:`end_with_parent` ends
+    the setting there, so that what it starts in turn is not concerned.
+    """
+    if os.environ.get(_SAFE_PATH):
+        yield
+        return
+    os.environ[_SAFE_PATH] = _OURS
+    try:
+        yield
+    finally:
+        os.environ.pop(_SAFE_PATH, None)
+
+
 def end_with_parent(pid: int | None = None) -> None:
     """Let the kernel kill this process when the thread that started it is gone.
 
@@ -127,6 +196,8 @@ def end_with_parent(pid: int | None = None) -> None:
     Args:
         pid: Of the process that started this one. None: what ``multiprocessing`` knows.
     """
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]
     if pid is None and (parent := multiprocessing.parent_process()) is not None:
         pid = parent.pid
     if pid is None or sys.platform != "linux":

@@ -5,13 +5,15 @@ raise is in no documentation: a list of its exceptions is always one class short
 """
 
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from dzrobot.errors import DzrobotError, printable
+from dzrobot.errors import ConfigError, DzrobotError, printable
 from dzrobot.files import diagnosed
 
 if TYPE_CHECKING:
@@ -42,13 +44,47 @@ MOST_AXES = 8
 MOST_EXPANDED = 1100
 """Bytes that one stored byte may become: deflate, the tightest packing in use, reaches 1,032."""
 
-MOST_ROWS = 1_000_000
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound that real data may pass, which an environment variable then raises.
+
+    As a text it names both, for the end of an error's message.
+    """
+
+    variable: str
+    usual: int
+
+    @property
+    def value(self) -> int:
+        """Return the bound that holds now.
+
+        Raises:
+            ConfigError: The variable is not a whole number above 0.
+        """
+        text = os.environ.get(self.variable, str(self.usual))
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            raise ConfigError(
+                f"{self.variable}={printable(text, 40)!r} in the environment; allowed are whole "
+                f"numbers above 0; unset, it is {self.usual}"
+            )
+        return int(text)
+
+    def __str__(self) -> str:
+        """Return the bound, and what raises it."""
+        return (
+            f"{self.value} (if you trust its source, {self.variable} in the environment sets "
+            "another bound)"
+        )
+
+
+MOST_ROWS = Bound("DZROBOT_MOST_ROWS", 1_000_000)
 """Rows of one episode, or episodes of one result; at 20 Hz, half a day."""
 
-LARGEST_SIDE = 8192
+LARGEST_SIDE = Bound("DZROBOT_LARGEST_SIDE", 8192)
 """Pixels of an image."""
 
-LARGEST_BLOCK = 64 * 1024**2
+LARGEST_BLOCK = Bound("DZROBOT_LARGEST_BLOCK", 64 * 1024**2)
 """Bytes that must be unpacked at once to reach one row of a table."""
 
 LARGEST_STARTS = 16 * 1024**2

@@ -36,7 +36,8 @@ _BIGGEST = 1 << 20
 _COUNT = struct.Struct("<Q")
 _SLOTS = 4
 
-_MAIN = "from dzrobot.envs.driver_process import main; main()"
+_MAIN = "import sys; sys.path.append(''); from dzrobot.envs.driver_process import main; main()"
+"""Run with ``-P``: the current folder is looked in last, where a driver of a lab's own may lie."""
 
 _NO_WAIT_S = 1e-4
 """Zero would be another mode of the socket, with another error."""
@@ -142,7 +143,7 @@ class DriverProcess:
         with theirs:
             # A session of its own: Ctrl-C at the terminal is for the environment to deal with.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, *words],
+                [sys.executable, "-P", "-c", _MAIN, *words],
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=kept, start_new_session=True,
                 env=python_environment(),
             )  # fmt: skip

@@ -255,3 +255,22 @@ def test_a_users_type_checker_follows_an_editable_install(tmp_path):
     assert fault.startswith("mine.py:3: error: Incompatible types in assignment (expression has"), (
         found.stdout
     )
+
+
+def test_actions_are_named_by_commit():
+    """A tag can be moved to other code by whoever takes over the action."""
+    used = [
+        line.split("uses:")[1].split() for path in (ROOT / ".github/workflows").glob("*.yml")
+        for line in path.read_text().splitlines() if "uses:" in line
+    ]  # fmt: skip
+    assert len(used) >= 5
+    assert [words for words in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", words[0])] == []
+    assert all(len(words) == 3 and words[1] == "#" for words in used), "its version, for people"
+
+
+def test_a_release_keeps_no_secret():
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    assert "secrets." not in text
+    build, publish = text.split("  publish:\n")
+    assert "id-token: write" in publish
+    assert "write" not in build

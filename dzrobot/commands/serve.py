@@ -19,7 +19,7 @@ from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.recorder import Recorder
 from dzrobot.policies.serving.server import PolicyServer
 from dzrobot.policies.serving.sessions import MOST_SESSIONS
-from dzrobot.process import end_with_parent
+from dzrobot.process import end_with_parent, limit_log
 from dzrobot.progress import waiting
 from dzrobot.rollout.lerobot_server import PARENT_VARIABLE
 from dzrobot.rollout.policy_spec import BUILT_IN, ELSEWHERE, PolicySpec, load_policy, resolve_policy
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     robot = policy.embodiment or found.robot
     logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
+    limit_log()
     with contextlib.ExitStack() as stack:
         recorder = None
         if arguments.record is not None:

@@ -14,7 +14,7 @@ from dzrobot.commands.options.policy import read_access
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions, Hosted, look
 from dzrobot.envs.remote.exchange import Facts, Made, write_hand
 from dzrobot.errors import ConfigError, preview
-from dzrobot.process import terminable
+from dzrobot.process import limit_log, terminable
 from dzrobot.rollout.environment import (
     check_arguments,
     facts_of,
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = EnvServerOptions(**read_access(arguments, EnvServerOptions), most=arguments.max_envs)
     fixed = flags.keywords(arguments.env_arg)
     logging.getLogger("dzrobot.envs.remote").setLevel(logging.INFO)
+    limit_log()
     maker = functools.partial(make_hosted, arguments.env, fixed)
     made = look(maker)
     server = EnvServer(maker, options)

@@ -392,7 +392,7 @@ def _write(
         idle = idle_rows(actions) if drop_idle else np.zeros(len(actions), bool)
         states = np.concatenate([table["obs/ee_states"], table["obs/gripper_states"]], axis=1)
         size = max(view.row_bytes for view in views.values())
-        step = max(1, min(_ROWS_AT_ONCE, LARGEST_BLOCK // 4 // size))
+        step = max(1, min(_ROWS_AT_ONCE, LARGEST_BLOCK.value // 4 // size))
         for start in range(0, one.rows, step):
             seen = {key: view.numbers(start, start + step) for key, view in views.items()}
             for row in start + np.flatnonzero(~idle[start : start + step]):

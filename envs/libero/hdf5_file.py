@@ -188,10 +188,12 @@ class Hdf5Table:
             fault = (
                 f"{announced} bytes, of which {stored} are stored: it was not written to its end"
             )
-        if block > LARGEST_BLOCK:
+        if block > LARGEST_BLOCK.value:
             fault = f"{block} bytes that are read at once; allowed are {LARGEST_BLOCK}"
-        if count > MOST_ROWS or side > LARGEST_SIDE:
-            fault = f"{shape}; allowed are {MOST_ROWS} rows and sides of {LARGEST_SIDE}"
+        if count > MOST_ROWS.value:
+            fault = f"{shape}; rows allowed are {MOST_ROWS}"
+        elif side > LARGEST_SIDE.value:
+            fault = f"{shape}; sides allowed are {LARGEST_SIDE}"
         if fault:
             raise DatasetError(f"{self.where} announces {fault}")
 

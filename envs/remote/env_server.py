@@ -41,7 +41,7 @@ from dzrobot.envs.remote.exchange import (
 )
 from dzrobot.errors import ConfigError, DzrobotError, ErrorCapture, ProtocolError
 from dzrobot.messages import pack, unpack
-from dzrobot.process import end_with_parent, log_escaped
+from dzrobot.process import end_with_parent, limit_log, log_escaped, searching_here_last
 from dzrobot.untrusted import LARGEST_MESSAGE
 from dzrobot.websocket import PING_S, PONG_S, RETRY_AFTER_S, ServerAccess, end_vanished
 
@@ -227,7 +227,8 @@ def _host_process(maker: Maker) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_host, args=(theirs, maker), name="environment", daemon=True)
-    process.start()
+    with searching_here_last():
+        process.start()
     theirs.close()
     try:
         yield ours
@@ -244,6 +245,7 @@ def _host_process(maker: Maker) -> Iterator[Connection]:
 def _host(link: Connection, maker: Maker) -> None:
     end_with_parent()
     log_escaped()
+    limit_log()
     host = _Host(maker)
     try:
         while True:

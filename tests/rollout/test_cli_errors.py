@@ -4,6 +4,7 @@ import argparse
 import importlib
 import io
 import logging
+import multiprocessing.context
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import dzrobot
 from dzrobot import cli, importing
 from dzrobot.errors import ConfigError
-from dzrobot.process import EscapedFormatter, log_escaped
+from dzrobot.process import EscapedFormatter, HourlyLimit, log_escaped, searching_here_last
 
 
 def run(*arguments):
@@ -293,3 +294,39 @@ def test_a_command_may_give_its_log_another_form(monkeypatch, capsys):
     logger.info("a step")
     logger.warning("careful")
     assert capsys.readouterr().err == "now a step\nnow WARNING careful\n"
+
+
+def test_a_log_has_so_many_lines_an_hour(capsys):
+    now = [0.0]
+    handler = logging.StreamHandler(sys.stdout)
+    handler.addFilter(HourlyLimit(5, clock=lambda: now[0]))
+    log = logging.getLogger("limited")
+    log.addHandler(handler)
+    log.propagate = False
+    for number in range(100):
+        log.warning("client %d: gone", number)
+    first = capsys.readouterr().out.splitlines()
+    assert first == [*(f"client {n}: gone" for n in range(5)),
+                     "more than 5 lines in an hour: the rest is left out"]  # fmt: skip
+    now[0] = 3600.0
+    log.warning("client 100: gone")
+    log.warning("a\nb\nc\nd\ne")
+    assert capsys.readouterr().out.splitlines() == [
+        "client 100: gone (95 lines left out before)",
+        "more than 5 lines in an hour: the rest is left out",
+    ]
+    log.removeHandler(handler)
+
+
+def test_a_process_that_is_started_looks_in_the_current_folder_last(tmp_path, monkeypatch):
+    """It begins before it has the search path of its parent: Python's own modules are Python's."""
+    (tmp_path / "selectors.py").write_text("raise SystemExit('taken from here')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    context = multiprocessing.context.SpawnContext()
+    with searching_here_last():
+        process = context.Process(target=os.getpid)
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert "PYTHONSAFEPATH" not in os.environ

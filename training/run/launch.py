@@ -87,6 +87,7 @@ def train(
         raise ConfigError("overrides belong to a recipe that is given by name")
     else:
         config = recipe
+    config = _absolute(config)
     _log.info("loading libraries, then weights and datasets")
     with _waiting("loading libraries"):
         from dzrobot.training.run.build import build
@@ -111,6 +112,13 @@ def train(
             trainer = Trainer(build(config, world, own), heartbeat=heartbeat)
         finished = trainer.run()
     return 0 if finished else exit_code(trainer.stopped_by)
+
+
+def _absolute(config: SFTConfig) -> SFTConfig:
+    """Return ``config`` with the place of what is written, whatever folder a plug-in moves to."""
+    folder = config.runner.output_dir.absolute()
+    runner = config.runner.model_copy(update={"output_dir": folder})
+    return config.model_copy(update={"runner": runner})
 
 
 def _waiting(what: str) -> AbstractContextManager[None]:

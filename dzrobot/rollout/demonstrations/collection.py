@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Set
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, DatasetError, ErrorCapture, ProtocolError
 from dzrobot.files import explained, write_json
-from dzrobot.process import end_with_parent, log_escaped
+from dzrobot.process import end_with_parent, log_escaped, searching_here_last
 from dzrobot.recording import EpisodeWriter, formats
 from dzrobot.rollout.demonstrations.record import (
     DONE,
@@ -277,9 +277,15 @@ def _pool(workers: int | Cluster) -> Iterator[_AttemptPool]:
     context = multiprocessing.get_context("spawn")
     processes = ProcessPoolExecutor(workers, context, _adopt, (dict(os.environ),))
     try:
-        yield _AttemptPool(workers, lambda *words: processes.submit(run_attempt, *words).result)
+        yield _AttemptPool(workers, lambda *words: _submitted(processes, words).result)
     finally:
         processes.shutdown(cancel_futures=True)
+
+
+def _submitted(processes: ProcessPoolExecutor, words: tuple[Any, ...]) -> Future[Any]:
+    # Its processes are started as they are needed.
+    with searching_here_last():
+        return processes.submit(run_attempt, *words)
 
 
 def _adopt(environment: Mapping[str, str]) -> None:

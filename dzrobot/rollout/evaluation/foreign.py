@@ -110,13 +110,12 @@ def read_foreign(path: Path) -> ForeignResult:
 def _counted(path: Path, program: str, outcomes: Iterable[Outcome]) -> ForeignResult:
     won: Counter[TaskKey] = Counter()
     finished: Counter[TaskKey] = Counter()
-    errors = 0
+    errors, most = 0, MOST_ROWS.value
     for number, (key, success) in enumerate(outcomes):
-        if number == MOST_ROWS or len(finished) > _MOST_TASKS:
-            raise ProtocolError(
-                f"{path} has more than {MOST_ROWS} episodes or {_MOST_TASKS} tasks; compare parts "
-                "of it"
-            )
+        if number == most:
+            raise ProtocolError(f"{path}: more episodes than allowed: {MOST_ROWS}")
+        if len(finished) > _MOST_TASKS:
+            raise ProtocolError(f"{path} has more than {_MOST_TASKS} tasks; compare parts of it")
         errors += success is None
         if success is not None:
             finished[key] += 1

@@ -27,7 +27,7 @@ from dzrobot.policies.base import (
     Policy,
     end_all,
 )
-from dzrobot.process import end_with_parent, log_escaped
+from dzrobot.process import end_with_parent, log_escaped, searching_here_last
 from dzrobot.rollout.environment import KeptEnvironment
 from dzrobot.rollout.episode import (
     Actor,
@@ -212,7 +212,8 @@ class _Worker:
             name=f"dzrobot {self.session}",
             daemon=True,
         )
-        self.process.start()
+        with searching_here_last():
+            self.process.start()
         # With our copy open, the end of the process would never be noticed.
         theirs.close()
         self.last_key = None

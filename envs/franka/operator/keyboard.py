@@ -67,7 +67,7 @@ class Keyboard:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._reader = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(os.getpid())],
                 stdin=terminal, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True,
                 env=python_environment(),
             )  # fmt: skip

@@ -1,0 +1,265 @@
+"""Every command that writes, killed at seeded file operations: the newest whole state is there.
+
+A command is run whole once, then killed (or torn in the middle of a write) at some of its file
+operations, each time in a forked child. What it had finished by then has to survive the same
+command run again, untouched, and that run has to end as the whole one did. `KILL_SEED` chooses the
+operations, `KILLS` how many a command (default 28).
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import data_worlds
+import doors
+import pytest
+import train_worlds
+from kill_points import contents, operations, stop
+
+from dzrobot import cli
+
+pytestmark = [pytest.mark.kill_points, pytest.mark.long]
+
+SEED = int(os.environ.get("KILL_SEED", "0"))
+KILLS = int(os.environ.get("KILLS", "28"))
+POINT = ("--env=dzrobot/point-v0", "--env-arg=resolution=32", "--max-steps=24")
+SEEKER = """
+import numpy as np
+
+class Seeker:
+    def __init__(self, env):
+        pass
+
+    def reset(self, session=None, *, episode=None):
+        pass
+
+    def act(self, obs, *, session="default"):
+        state, action = obs["state.state"], np.zeros(7, np.float32)
+        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
+        return action
+"""
+
+
+def nothing(_folder: Path) -> None:
+    """Begin with nothing."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes below ``FOLDER/out``, and how its results are told apart."""
+
+    words: Callable[[Path], list[str]]
+    result: Callable[[Path], Any]
+    """What does not differ from run to run, of a finished one."""
+
+    kept: Callable[[Path], dict[str, Any]]
+    """What was finished when it was killed -> what must still be there, the same, at the end."""
+
+    begin: Callable[[Path], None] = nothing
+    """Puts into ``out`` what the command changes."""
+
+    resumed: Callable[[Path], str] | None = None
+    """What the second run has to say, seen from what the first one left."""
+
+
+def place(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is written again."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def episodes(folder: Path) -> dict[str, Any]:
+    """Return the data files of the episodes that a recording of v2.1 lists."""
+    listed = folder / "out/meta/episodes.jsonl"
+    count = listed.read_bytes().count(b"\n") if listed.exists() else 0
+    files = [f"out/data/chunk-000/episode_{number:06d}.parquet" for number in range(count)]
+    # The last one listed may be uncommitted: what is written after the list makes it one.
+    return {name: place(folder / name) for name in files[:-1] if (folder / name).exists()}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return contents(folder / "out")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(files(folder))
+
+
+def nothing_kept(_folder: Path) -> dict[str, Any]:
+    return {}
+
+
+def records(folder: Path) -> dict[str, Any]:
+    file = folder / "out/records.jsonl"
+    whole = file.read_bytes().rpartition(b"\n")[0].splitlines() if file.exists() else []
+    return {hashlib.sha256(line).hexdigest(): True for line in whole}
+
+
+def evaluated(folder: Path) -> Any:
+    summary = json.loads((folder / "out/summary.json").read_text())
+    cases = (folder / "out/cases.jsonl").read_text()
+    return summary["results"], summary["errors"], cases, len(records(folder))
+
+
+def trained(folder: Path) -> Any:
+    run = folder / "out"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    weights = sorted(run.glob("export/*/*.safetensors"))
+    assert weights
+    return found, [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights]
+
+
+def resumed(folder: Path) -> str:
+    """Return which step the next run must begin at, whatever name its folder has."""
+    ready = [
+        int(found[1]) for path in (folder / "out/checkpoints").glob("step_*")
+        if (found := re.fullmatch(r"step_(\d+)(\.old\.writing)?", path.name))
+    ]  # fmt: skip
+    return f"at step {max(ready)}" if ready else ""
+
+
+def exported(folder: Path) -> Any:
+    return {name: len(content) for name, content in files(folder).items()
+            if name.endswith(".json")}, sorted(
+        hashlib.sha256(content).hexdigest() for name, content in files(folder).items()
+        if name.endswith(".safetensors")
+    )  # fmt: skip
+
+
+def demonstrations(folder: Path) -> None:
+    (folder / "hdf5").mkdir()
+    doors.demonstration(folder / "hdf5/put_it_down_demo.hdf5")
+
+
+def packed(folder: Path) -> Any:
+    return {name: content for name, content in files(folder).items() if "/stats" not in name}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with recordings, a small checkpoint, and a training run of it."""
+    root = tmp_path_factory.mktemp("kills")
+    # Loaded here, not in every child.
+    for command in ("collect", "consolidate", "eval", "import_hdf5", "record", "relabel", "stats"):
+        importlib.import_module(f"dzrobot.commands.{command}")
+    importlib.import_module("dzrobot.envs.fakes")
+    importlib.import_module("dzrobot.training.run.trainer")
+    train_worlds.fill(root / "world")
+    (root / "seeker.py").write_text(SEEKER)
+    data_worlds.record(root / "v21", lengths=(6, 5, 7))
+    data_worlds.record(root / "v30", lengths=(6, 5, 7), version="v3.0", video=True)
+    recipe = train_worlds.recipe(
+        root / "world", checkpoint__export=True, checkpoint__save_interval=2, runner__max_steps=4
+    )
+    (root / "recipe.yaml").write_text(json.dumps(recipe))
+    words = ["train", str(root / "recipe.yaml"), f"runner.output_dir={root / 'run'}",
+             "checkpoint.export=false"]  # fmt: skip
+    ended = stop(lambda: cli.main(words), root / "nothing", sys.maxsize)
+    assert ended.code == 0, ended.output
+    return root
+
+
+def from_copy(source: Path) -> Callable[[Path], None]:
+    return lambda folder: shutil.copytree(source, folder / "out", dirs_exist_ok=True) and None
+
+
+def writers(root: Path) -> dict[str, Writer]:
+    """Return every writer, by the name of its command."""
+    point = [*POINT, "--policy=seeker:Seeker"]
+    return {
+        "record": Writer(
+            lambda f: ["record", *POINT, "--policy=random", "--attempts=3", "--keep-failures",
+                       f"--output={f / 'out'}"], names, episodes),
+        "collect": Writer(
+            lambda f: ["collect", *point, "--episodes=3", "--workers=1", f"--output={f / 'out'}"],
+            files, episodes),
+        "eval": Writer(
+            lambda f: ["eval", *POINT, "--policy=random", "--episodes=3", "--workers=0",
+                       f"--output={f / 'out'}"], evaluated, records),
+        "train": Writer(
+            lambda f: ["train", str(root / "recipe.yaml"), f"runner.output_dir={f / 'out'}",
+                       "runner.resume_dir=auto"], trained, nothing_kept, resumed=resumed),
+        "export": Writer(
+            lambda f: ["export", str(root / "run"), f"--output={f / 'out/weights'}"],
+            exported, nothing_kept),
+        "stats": Writer(
+            lambda f: ["stats", "data_worlds:ROBOT", "--dataset", str(root / "v21"),
+                       f"--output={f / 'out/metadata.json'}"], files, nothing_kept),
+        "relabel": Writer(
+            lambda f: ["relabel", str(f / "out"), "--episode=1", "--failure=slipped",
+                       "--task=push"], files, nothing_kept, from_copy(root / "v21")),
+        "consolidate": Writer(
+            lambda f: ["consolidate", str(f / "out")], packed, nothing_kept,
+            from_copy(root / "v30")),
+        "import-hdf5": Writer(
+            lambda f: ["import-hdf5", str(root / "hdf5"), f"--output={f / 'out'}"],
+            files, episodes),
+    }  # fmt: skip
+
+
+NAMES = list(writers(Path()))
+
+
+def points(steps: list[str], name: str) -> list[int]:
+    """Return the operations to stop at: seeded ones, and both ends of renames first."""
+    draw = random.Random(f"{SEED} {name}")
+    pairs = [
+        at for number, step in enumerate(steps) if step.startswith(("rename", "replace"))
+        for at in (number, number + 1) if at < len(steps)
+    ]  # fmt: skip
+    chosen = set(draw.sample(pairs, min(len(pairs), KILLS // 2)))
+    rest = [at for at in range(len(steps)) if at not in chosen]
+    return sorted(chosen | set(draw.sample(rest, min(len(rest), KILLS - len(chosen)))))
+
+
+def tried(writer: Writer, name: str, folder: Path) -> int:
+    """Kill ``writer`` at its points; return how many there were, all of which held."""
+
+    def job() -> int:
+        return cli.main(writer.words(folder))
+
+    def begin() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "out").mkdir(parents=True)
+        writer.begin(folder)
+
+    begin()
+    steps = operations(job, folder)
+    whole = writer.result(folder)
+    chosen = points(steps, name)
+    for number, at in enumerate(chosen):
+        begin()
+        mode = "torn" if number % 2 and steps[at].startswith(("fsync", "write")) else "kill"
+        ended = stop(job, folder, at, mode)
+        assert ended.code == -9, (steps[at], ended.output)
+        kept = writer.kept(folder)
+        said = writer.resumed(folder) if writer.resumed else ""
+        finished = stop(job, folder, sys.maxsize)
+        assert finished.code == 0, (mode, at, steps[at], finished.output[-2000:])
+        assert said in finished.output, (mode, at, steps[at], finished.output[-2000:])
+        after = writer.kept(folder)
+        lost = {one for one, value in kept.items() if after.get(one) != value}
+        assert not lost, (mode, at, steps[at], lost)
+        assert writer.result(folder) == whole, (mode, at, steps[at])
+        left = [p.name for p in folder.rglob("*") if ".partial" in p.name or ".writing" in p.name]
+        assert left == [], (mode, at, steps[at])
+    sys.stdout.write(f"{name}: {len(chosen)} of {len(steps)} operations, all held\n")
+    return len(chosen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_finished_is_there_after_a_kill(name, world, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(world))
+    if not (world / "hdf5").exists():
+        demonstrations(world)
+    assert tried(writers(world)[name], name, tmp_path / "job") >= min(KILLS, 10)
