@@ -496,7 +496,7 @@ def results(  # noqa: C901, PLR0915 (one door)
         kind = draw.choice(
             ["view", "table", "sqlite bytes", "schema", "csv", "csv", "json", "twice", "long"]
         )
-        if kind == "long" and draw.random() < 0.8:
+        if kind == "long" and draw.random() < 0.9:
             continue
         path = folder / {"csv": "r.csv", "json": "r.json", "twice": "r.json", "long": "r.json"}.get(
             kind, "r.sqlite"

@@ -6,8 +6,8 @@ import doors
 import pytest
 
 SAMPLE = {
-    "hdf5": 40, "starts": 100, "groot": 25, "results": 60, "environments": 100, "modules": 60,
-    "checkpoints": 60, "datasets": 25, "configurations": 40, "exits": 12, "setups": 20,
+    "hdf5": 40, "starts": 100, "groot": 25, "results": 50, "environments": 100, "modules": 60,
+    "checkpoints": 30, "datasets": 12, "configurations": 40, "exits": 12, "setups": 20,
 }  # fmt: skip
 """Door -> cases of a short run."""
 
