@@ -1,8 +1,9 @@
 """Scripts of the repository that are no modules of the package, imported by their path."""
 
 import importlib.util
+import multiprocessing
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 
 @contextmanager
@@ -17,3 +18,27 @@ def loaded(path):
         yield module
     finally:
         del sys.modules[path.stem]
+
+
+def printed_elsewhere(path, calls, folder):
+    """Return what ``main`` of the script at ``path`` prints in a process of its own.
+
+    It is called with the words of each of ``calls``, which are printed before. The process is a
+    copy where the test is marked ``copies``.
+    """
+    file = folder / "printed.txt"
+    arguments = (path, calls, file)
+    process = multiprocessing.get_context("spawn").Process(target=_print_to, args=arguments)
+    process.start()
+    process.join()
+    said = file.read_text()
+    assert process.exitcode == 0, said
+    return said
+
+
+def _print_to(path, calls, file):
+    sys.path.insert(0, str(path.parent))
+    with file.open("w") as out, redirect_stdout(out), loaded(path) as script:
+        for words in calls:
+            out.write(f"{words}\n")
+            assert not script.main(words.split())

@@ -1,16 +1,14 @@
 """What holds for every registered environment before anything is opened, and in company."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv
+from scripts import printed_elsewhere
 
 import dzrobot  # noqa: F401
 from conftest import need_tasks
@@ -52,6 +50,7 @@ def first_task(name):
     return {"task_id": next(runs)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("made", IDS, indirect=True)
 def test_copies_and_pickles_before_it_connects(made):
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
@@ -137,15 +136,15 @@ def test_a_misspelled_argument_is_told_by_the_nearest(name, given, meant):
 
 
 AFTER_DRAWING = """
-import sys, gymnasium as gym, dzrobot
+import gymnasium as gym, dzrobot
 from dzrobot.errors import SimulatorError
-if __name__ == "__main__":
+def main(words):
     env = gym.make("dzrobot/lift-v0", resolution=64)
     env.reset(seed=0)
     env.close()
-    how = {"vector_kwargs": {"context": "spawn"}} if sys.argv[1] == "spawn" else {}
     envs = gym.make_vec(
-        "dzrobot/lift-v0", num_envs=2, vectorization_mode="async", resolution=64, **how
+        "dzrobot/lift-v0", num_envs=2, vectorization_mode="async", resolution=64,
+        vector_kwargs={"context": words[0]},
     )
     try:
         envs.reset(seed=0)
@@ -157,6 +156,7 @@ if __name__ == "__main__":
 
 
 class TestVectorEnvironments:
+    @pytest.mark.copies
     @pytest.mark.parametrize("backend", ["egl", pytest.param("osmesa", marks=pytest.mark.long)])
     @pytest.mark.parametrize(
         ("context", "said"),
@@ -165,15 +165,14 @@ class TestVectorEnvironments:
             pytest.param("spawn", "reset\n", marks=pytest.mark.long),
         ],
     )
-    def test_async_after_drawing_works_or_names_the_cure(self, tmp_path, backend, context, said):
+    def test_async_after_drawing_works_or_names_the_cure(
+        self, tmp_path, monkeypatch, backend, context, said
+    ):
         pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
         (tmp_path / "program.py").write_text(AFTER_DRAWING)
-        known = {name: text for name, text in os.environ.items() if name != "PYOPENGL_PLATFORM"}
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "program.py"), context], timeout=240,
-            env={**known, "MUJOCO_GL": backend}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert said in done.stdout, done.stderr
+        monkeypatch.setenv("MUJOCO_GL", backend)
+        monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
+        assert said in printed_elsewhere(tmp_path / "program.py", [context], tmp_path)
 
     @pytest.mark.parametrize("mode", ["async", "sync"])
     def test_the_instruction_is_the_true_one_by_default(self, mode):

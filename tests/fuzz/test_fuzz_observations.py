@@ -228,6 +228,7 @@ def test_a_refused_observation_leaves_the_session_as_it_was(policy, undisturbed)
             assert action.tobytes() == undisturbed[key, step], (step, key)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAME)
 def test_another_form_of_the_same_is_the_same(policy, undisturbed, name):
     policy.reset("x")

@@ -117,6 +117,7 @@ HARMFUL = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_a_crash_leaves_is_gone_on_with(whole, copy, what):
     folder, good = whole
@@ -128,6 +129,7 @@ def test_what_a_crash_leaves_is_gone_on_with(whole, copy, what):
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", HARMFUL)
 def test_what_no_run_writes_is_refused_by_line(whole, copy, what):
     folder, good = whole

@@ -152,6 +152,7 @@ def initial(world, output, **changes):
     return ["init", output, *(f"--{name}={value}" for name, value in flags.items())]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("flag", "values"),
     [

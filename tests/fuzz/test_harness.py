@@ -65,6 +65,7 @@ def test_what_holds():
     assert (refused.code, refused.output) == (2, "dzrobot probe: give something else\n")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", ["raise", "swell", "explode", "toil", "die", "silent"])
 def test_what_does_not_hold(what):
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (3, 3))  # noqa: E731

@@ -164,6 +164,7 @@ def test_a_module_that_raises_leaves_its_weights_on_the_host(checkpoint):
     assert linear.weight.isnan().all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("size", "gib", "encoders", "some_blocks"),
     [("5b", 80, False, False), ("5b", 24, True, False), ("5b", 16, True, True),

@@ -289,6 +289,7 @@ OWN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*IMAGE_FAULTS, *MOTION_FAULTS, *OWN])
 def test_a_fault_is_named_and_no_other(name, good, bench):
     fault, expected = (IMAGE_FAULTS | MOTION_FAULTS | OWN)[name]

@@ -268,6 +268,7 @@ def test_a_policy_behind_a_server_is_examined_like_one_of_this_process(capsys, d
             assert "--policy-seed: the server decides" in capsys.readouterr().err
 
 
+@pytest.mark.copies
 def test_a_served_environment_is_examined_like_one_of_this_process(capsys, data):
     maker = partial(make_hosted, f"{HERE}:point", {"fault": "upside down"})
     server = EnvServer(maker, EnvServerOptions(port=0))

@@ -24,7 +24,7 @@ from dzrobot.rollout.evaluation.studies.curve import (
 
 pytest.importorskip("statsmodels")
 BUNDLED = shlex.quote(str(default_checkpoint()))
-WORDS = ("--env", "dzrobot/point-v0", "--episodes", "3", "--max-steps", "12", "--videos", "none",
+WORDS = ("--env", "dzrobot/point-v0", "--episodes", "2", "--max-steps", "9", "--videos", "none",
          "--workers", "0")  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_every_set_is_evaluated_with_and_without_time(drawn):
             found.total.first_only, found.total.second_only, found.p
         )  # fmt: skip
         won = sum(bool(record.success) for record in runs[1].finished.values())
-        assert (score.successes, score.episodes) == (won, 3)
+        assert (score.successes, score.episodes) == (won, 2)
     assert json.loads((root / "curve.json").read_text()) == [p.model_dump() for p in points]
 
 
@@ -150,5 +150,5 @@ def test_the_command_measures_evaluates_and_draws(tmp_path):
     assert few["ratio"] < 1
     assert few["chunk_ms"] < full["chunk_ms"]
     assert few["latency"] == "0.1"
-    assert few["timed"]["episodes"] == 3
+    assert few["timed"]["episodes"] == 2
     assert (tmp_path / "curve.svg").is_file()

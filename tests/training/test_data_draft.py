@@ -102,6 +102,7 @@ def loaded(catalog, folder, monkeypatch, **how):
     return load_embodiment(f"{name}:ROBOT")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("gripper", ["binary", "continuous"])
 @pytest.mark.parametrize("kind", ["absolute", "difference", "command", "unrelated"])

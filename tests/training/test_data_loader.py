@@ -181,6 +181,7 @@ def test_a_sample_is_what_the_pipeline_makes_of_its_window(world):
     assert_encoded_as_windows(single(world), ROBOT, world / "metadata.json")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tag", EMBODIMENTS)
 def test_samples_of_every_robot_are_encoded_as_windows(tag, tmp_path):
     known = robot(tag)

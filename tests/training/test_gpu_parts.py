@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from rehearsal.operators import HostReadError
 from rehearsal.runs import rehearse
+from scripts import printed_elsewhere
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
@@ -228,6 +229,7 @@ def test_a_card_decides_what_is_trained(benchmarks):
     assert "106 of 75 GiB" in refused[-1]
 
 
+@pytest.mark.copies
 @pytest.mark.parametrize(
     "commands",
     [
@@ -239,18 +241,11 @@ def test_a_card_decides_what_is_trained(benchmarks):
     ],
     ids=["few", "all"],
 )
-def test_what_is_run_first_on_a_gpu_runs_on_a_processor(commands):
-    code = "".join(
-        f"print({words!r}); assert main(['--tiny', *{words.split()}]) == 0\n" for words in commands
-    )
-    folders = f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}"
-    done = subprocess.run(
-        [sys.executable, "-c", f"from gpu_first import main\n{code}"], capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": folders},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for words, said in itertools.pairwise([*commands, None]):
-        part = done.stdout.partition(f"{words}\n")[2].partition(f"{said}\n")[0]
+def test_what_is_run_first_on_a_gpu_runs_on_a_processor(commands, tmp_path):
+    calls = [f"--tiny {words}" for words in commands]
+    printed = printed_elsewhere(ROOT / "benchmarks/gpu_first.py", calls, tmp_path)
+    for words, said in itertools.pairwise([*calls, None]):
+        part = printed.partition(f"{words}\n")[2].partition(f"{said}\n")[0]
         figures = [float(value) for value in re.findall(r": ([0-9.e+-]+)$", part, re.M)]
         assert len(figures) > 3
         assert all(math.isfinite(value) and value >= 0 for value in figures)

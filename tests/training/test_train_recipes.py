@@ -217,6 +217,7 @@ WRONG = {
 """By field: what makes it wrong, and what the message says was given, is allowed or is to do."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("field", WRONG)
 def test_pitfalls_are_named(train_root, field):
     changes, phrases = WRONG[field]

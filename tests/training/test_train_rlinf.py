@@ -45,6 +45,7 @@ GUIDE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("written", GUIDE)
 def test_every_name_of_the_guide_is_told_by_its_name_here(train_root, tmp_path, written):
     recipe = tmp_path / "recipe.yaml"

@@ -48,6 +48,7 @@ def test_weights_written_are_the_weights_loaded(build):
         assert torch.equal(official[name], tensor), name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", ["missing", "unexpected", "misshapen"])
 def test_weights_that_do_not_fit_change_nothing(build, fault):
     target = build()

@@ -36,6 +36,7 @@ def library_solver(steps, final_noise):
     return solver
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("final_noise", [0.0, 0.3, 0.8])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 16, 40])
 def test_levels_and_coefficients_have_the_bits_of_the_library(steps, final_noise):

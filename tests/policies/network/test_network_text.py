@@ -269,6 +269,7 @@ def test_missing_tokenizer_names_the_remedy(tmp_path):
         PromptTokenizer(tmp_path / "nothing")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [1, 24, 300])
 def test_encoder_has_the_bits_of_the_library(dtype, length):

@@ -140,6 +140,7 @@ def send_plain(port, message):
         return peer.recv(timeout=60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_the_largest_message_holds_nobody_up_and_costs_bounded_memory(server, kind):
     message = MESSAGES[kind]()

@@ -34,6 +34,7 @@ def test_a_number_is_these_bytes():
     assert unpack(expected).dtype == np.int32
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 def test_arrays_come_back_as_they_were(dtype, shape):
