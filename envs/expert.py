@@ -13,12 +13,15 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.env import FrankaEnv
-from dzrobot.envs.franka.pick_expert import PickExpert
+from dzrobot.envs.franka.pick_expert import DrivenPickArm, PickArm, PickExpert
+from dzrobot.envs.franka.workcells import SceneObject
 from dzrobot.envs.libero.lift import DroidLiftEnv
 from dzrobot.envs.libero.sim import Simulation
-from dzrobot.envs.libero.simulated import ArmEnv, SimulatedArmEnv
+from dzrobot.envs.libero.simulated import SimulatedArmEnv
 from dzrobot.envs.libero.task_scene import Destination, Grasp, TaskScene, choose_grasp, half_turn
+from dzrobot.envs.panda.state import ActionConfig
 from dzrobot.errors import SimulatorError
 
 Array = NDArray[np.float64]
@@ -42,9 +45,6 @@ FULL_SPEED_M = 0.03
 """Distance from which on the hand moves at full speed; nearer, in proportion."""
 
 FULL_SPEED_RAD = 0.25
-DAMPING = 1e-3
-"""Damping of the inverse of the Jacobian: keeps joints slow where the arm is stretched out."""
-
 PUSH = 0.05
 """Share of what is missing that is added to the push, per step."""
 
@@ -261,18 +261,37 @@ class Expert:
         return over
 
 
-class JointExpert(Expert):
-    """The same for an arm that is moved by joint positions: ``dzrobot/droid-lift-v0``."""
+class SimulatedPickArm(PickArm):
+    """The simulated twin of an arm of DROID: ``dzrobot/droid-lift-v0``.
 
-    def act(self, obs: Any, *, session: str = "default") -> Action:
-        """Return the next action (8,): joint positions (rad), and 1 where the gripper closes."""
-        moves = super().act(obs, session=session)
-        hand = ArmEnv.hand
-        step = np.concatenate([moves[:3] * hand.translation_m, moves[3:6] * hand.rotation_rad])
-        jacobian = self._simulation.env.robots[0].controller.J_full
-        damped = jacobian @ jacobian.T + DAMPING * np.eye(6)
-        joints = self._simulation.joints + jacobian.T @ np.linalg.solve(damped, step)
-        return np.array([*joints, float(moves[6] > 0)], np.float32)
+    Args:
+        env: The twin.
+    """
+
+    def __init__(self, env: DroidLiftEnv) -> None:
+        super().__init__(env.layout, ActionConfig())
+        self._env = env
+
+    def object(self) -> SceneObject:
+        """Return where the physics have the cube."""
+        sim = self._env.simulation.env
+        pose, body = np.eye(4), sim.cube_body_id
+        pose[:3, :3] = sim.sim.data.body_xmat[body].reshape(3, 3)
+        pose[:3, 3] = sim.sim.data.body_xpos[body] - sim.robots[0].base_pos
+        return SceneObject(pose, np.array(sim.cube.size))
+
+    def hand(self) -> Array:
+        """Return where the joints have it, by the kinematics of the drivers."""
+        return forward(self._env.simulation.joints, FLANGE_TO_HAND)
+
+    def target(self) -> Array:
+        """Return the joint angles (7,) that were commanded last."""
+        target: Array = self._env.simulation.env.robots[0].controller.target
+        return target
+
+    def flange_to_ee(self) -> Array:
+        """Return that of the Franka Hand."""
+        return FLANGE_TO_HAND
 
 
 def _turn(scene: TaskScene, yaw: float) -> Array:
@@ -294,5 +313,7 @@ def expert_for(env: gym.Env[Any, Any]) -> Expert | PickExpert:
     """
     inner = env.unwrapped
     if isinstance(inner, FrankaEnv):
-        return PickExpert(inner)
-    return (JointExpert if isinstance(inner, DroidLiftEnv) else Expert)(env)
+        return PickExpert(DrivenPickArm(inner))
+    if isinstance(inner, DroidLiftEnv):
+        return PickExpert(SimulatedPickArm(inner))
+    return Expert(env)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dzrobot.envs.franka.pick_expert import CLOSE, PickExpert, motion_of
+from dzrobot.envs.franka.pick_expert import CLOSE, DrivenPickArm, PickExpert, motion_of
 from dzrobot.envs.teleop.device import Gives, TeleopReading
 
 TREMBLE = 0.1
@@ -33,7 +33,7 @@ class ScriptedOperator:
 
     def __init__(self, env: Any) -> None:
         self._env = env.unwrapped
-        self._expert = PickExpert(self._env)
+        self._expert = PickExpert(DrivenPickArm(self._env))
         self._generator = np.random.default_rng(0)
         self._readings = 0
 

@@ -48,10 +48,9 @@ followed that instead of the instruction: in one scene it took a neighbor of its
 
 NOISE = "0.2"
 """Noise on the expert's executed actions, so that demonstrations include recoveries."""
-NOISE_RAD = "0.03"
-"""The same for joint angles, in radians."""
-NOISE_ON_ARM_RAD = "0.012"
-"""The same on the arm, which stops if it is pushed against something."""
+NOISE_RAD = "0.012"
+"""The same for joint angles, in radians: more of it pushes the arm against something, and an arm
+behind drivers stops there. The same in simulation, so that both teach the same."""
 MOST_STOPS = 50
 """How often a stage resumes after a stop of its arm, such as a finger touching the table."""
 DATASET, ON_ARM = "demonstrations", "on_the_arm"
@@ -342,7 +341,7 @@ def _droid(options: argparse.Namespace) -> Task:
     )  # fmt: skip
     record = (
         *_dzrobot("record"), *_on_the_arm(robot), "--max-steps", "120", "--seed", FAR_SEED,
-        "--policy", "expert", "--noise", NOISE_ON_ARM_RAD, "--episodes", str(options.on_arm),
+        "--policy", "expert", "--noise", NOISE_RAD, "--episodes", str(options.on_arm),
     )  # fmt: skip
     score = (
         *_dzrobot("eval"), "--env", "dzrobot/droid-lift-v0", "--embodiment", robot, *workers,

@@ -19,11 +19,15 @@ from dzrobot.envs.emulators.scenes import EMPTY, table_object_of
 from dzrobot.envs.mujoco.lift_scene import (
     ARM,
     BASE,
+    COULOMB,
     FINGERS,
+    LINK_INERTIA_M2,
     OBJECT,
     READY,
+    ROTOR_INERTIA,
     TABLE,
     TABLE_TOP_M,
+    VISCOUS,
     ArmMechanics,
     load_model,
     load_mujoco,
@@ -110,15 +114,6 @@ class Faults:
 
 DT = 1e-3
 GRAVITY = 9.81
-ROTOR_INERTIA = np.array([0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.1])
-"""Inertia of the motors, seen through their gears (kg m^2)."""
-
-VISCOUS = np.array([1.5, 1.5, 1.2, 1.2, 0.5, 0.4, 0.3])
-"""Nm per rad/s."""
-
-COULOMB = np.array([0.3, 0.3, 0.25, 0.25, 0.12, 0.1, 0.08])
-"""Dry friction that is left after the arm's own compensation (Nm)."""
-
 TABLE_STIFFNESS = 2e4
 TABLE_DAMPING = 200.0
 
@@ -336,7 +331,7 @@ def inverse_inertia(mass: Array, now: Posture, payload_kg: float) -> Array:
     moves[_LATER] = 0.0
     weighted = mass[:, None, None] * moves
     inertia = np.einsum("ija,ika->jk", weighted, moves)
-    spheres = np.cumsum((0.4 * kinematics.LINK_SPHERE_M**2 * mass)[::-1])[::-1]
+    spheres = np.cumsum((LINK_INERTIA_M2 * mass)[::-1])[::-1]
     # Of two joints, the links beyond both turn with both.
     inertia += spheres[_BEYOND_BOTH] * (now.axes @ now.axes.T)
     tip = now.jacobian[:3]
@@ -399,9 +394,8 @@ class ScenePhysics:
         self._table_object = table_object_of(scene)
         self.description = description
         mechanics = ArmMechanics(
-            description.joint_low, description.joint_high, description.link_mass,
-            kinematics.LINK_SPHERE_M,
-        )  # fmt: skip
+            description.joint_low, description.joint_high, description.link_mass
+        )
         self._model = model = load_model(self._table_object, drawn=False, mechanics=mechanics)
         self._data = mujoco.MjData(model)
         assert [model.joint(number).name for number in range(10)] == [*ARM, *FINGERS, OBJECT]

@@ -26,9 +26,6 @@ READY = np.array([0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 
 TORQUE_RATE = 1000.0
 """Largest change of a commanded joint torque (Nm/s)."""
 
-LINK_SPHERE_M = 0.08
-"""A solid sphere of this radius is close enough for the inertia of each link."""
-
 ARMS = {path.stem: path for path in sorted((Path(__file__).parent / "arms").glob("*.yaml"))}
 """Kind of arm -> its description."""
 

@@ -24,7 +24,8 @@ from dzrobot.envs.emulators.fci_protocol import (
     MoveStatus,
     RequestBuffer,
 )
-from dzrobot.envs.emulators.kinematics import LINK_SPHERE_M, ArmDescription, Array
+from dzrobot.envs.emulators.kinematics import ArmDescription, Array
+from dzrobot.envs.mujoco.lift_scene import LINK_INERTIA_M2
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ def _joint(arm: ArmDescription, index: int) -> str:
 
 def _link(arm: ArmDescription, index: int) -> str:
     mass = arm.file.link_mass[index]
-    inertia = float(np.round(0.4 * mass * LINK_SPHERE_M**2, 6))
+    inertia = float(np.round(LINK_INERTIA_M2 * mass, 6))
     return (
         f'<link name="link{index + 1}"><inertial><origin xyz="0 0 0" rpy="0 0 0"/>'
         f'<mass value="{mass}"/><inertia ixx="{inertia}" ixy="0" ixz="0" iyy="{inertia}" '

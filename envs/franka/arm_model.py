@@ -1,4 +1,4 @@
-"""Joint limits and kinematics of Franka arms, for whatever keeps the real one safe.
+"""Kinematics of Franka arms, for whatever keeps the real one safe.
 
 Emulators have kinematics of their own, so that a mistake here or there shows as a disagreement;
 :mod:`dzrobot.envs.franka.safeguards.arm_check` compares these with what a connected arm reports.
@@ -6,29 +6,9 @@ Emulators have kinematics of their own, so that a mistake here or there shows as
 Lengths in meters, angles in radians.
 """
 
-from collections.abc import Mapping
-from typing import Literal
-
 import numpy as np
 
 from dzrobot.envs.panda.poses import Array, pose_of
-
-Vector7 = tuple[float, float, float, float, float, float, float]
-
-ArmKind = Literal["fr3", "fer"]
-
-JOINT_LIMITS: Mapping[ArmKind, tuple[Vector7, Vector7]] = {
-    "fr3": (
-        (-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159),
-        (2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159),
-    ),
-    "fer": (
-        (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
-        (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
-    ),
-}
-"""Lowest and highest joint angles by kind of arm: Franka Research 3, and Franka Emika Robot, which
-was sold as Panda. From the manufacturer's franka_description."""
 
 _QUARTER = np.pi / 2
 _LINKS = np.array(

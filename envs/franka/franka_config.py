@@ -15,15 +15,27 @@ from pydantic import Field, field_validator, model_validator
 from dzrobot.configuration import FrozenConfig
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.franka.arm_model import JOINT_LIMITS, ArmKind, Vector7
 from dzrobot.envs.franka.camera_config import CameraConfig
+from dzrobot.envs.panda.joint_targets import (
+    DROID_GAINS,
+    HAND_SPEED_M_S,
+    HAND_TURN_RAD_S,
+    JOINT_ACCELERATION_RAD_S2,
+    JOINT_LIMITS,
+    JOINT_ROOM_RAD,
+    JOINT_SPEED_RAD_S,
+    JOINT_STEP_RAD,
+    MAX_DELTA_TAU,
+    ArmKind,
+    Vector6,
+    Vector7,
+)
 from dzrobot.envs.panda.poses import Array, pose_of
 from dzrobot.envs.panda.state import ActionConfig
 from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.rng import seed_sequence
 
 Vector3 = tuple[float, float, float]
-Vector6 = tuple[float, float, float, float, float, float]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -240,8 +252,8 @@ class LimitsConfig(FrozenConfig):
     """How far a target may lie from the one before. An arm that lags behind by more than this does
     not follow, and the episode ends."""
 
-    speed_m_s: Positive = 0.55
-    turn_rad_s: Positive = 1.8
+    speed_m_s: Positive = HAND_SPEED_M_S
+    turn_rad_s: Positive = HAND_TURN_RAD_S
     """Speed that a target may ask for over one control period."""
 
     first_m: Positive = 0.02
@@ -274,16 +286,16 @@ class LimitsConfig(FrozenConfig):
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
 
-    joint_room_rad: Positive = 0.1
+    joint_room_rad: Positive = JOINT_ROOM_RAD
     """Targets of joints stay this far from their limits."""
 
-    joint_speed_rad_s: Vector7 = (1.0,) * 7
+    joint_speed_rad_s: Vector7 = JOINT_SPEED_RAD_S
     """Fastest that targets of joints move."""
 
-    joint_acceleration_rad_s2: Positive = 5.0
+    joint_acceleration_rad_s2: Positive = JOINT_ACCELERATION_RAD_S2
     """How fast the speed of such targets changes."""
 
-    joint_step_rad: Positive = 0.3
+    joint_step_rad: Positive = JOINT_STEP_RAD
     """How far such a target may run ahead of the measured joint."""
 
     joint_lag_rad: Positive = 0.4
@@ -346,17 +358,17 @@ class ControllerConfig(FrozenConfig):
     rotational_stiffness: Positive = 40.0
     """Nm/rad."""
 
-    joint_stiffness: Vector7 = (40.0, 30.0, 50.0, 25.0, 35.0, 25.0, 10.0)
+    joint_stiffness: Vector7 = DROID_GAINS.joint_stiffness
     """Nm/rad, where targets are joint angles; this and the next three are those of DROID's arms."""
 
-    joint_damping: Vector7 | None = (4.0, 6.0, 5.0, 5.0, 3.0, 2.0, 1.0)
+    joint_damping: Vector7 | None = DROID_GAINS.joint_damping
     """Nm s/rad. None: critical for the stiffness."""
 
-    cartesian_stiffness: Vector6 | None = (400.0, 400.0, 400.0, 15.0, 15.0, 15.0)
+    cartesian_stiffness: Vector6 | None = DROID_GAINS.hand_stiffness
     """N/m and Nm/rad at the hand, along the base axes: the Jacobian maps it to the joints, where it
     is added to ``joint_stiffness``. None: nothing is added."""
 
-    cartesian_damping: Vector6 | None = (37.0, 37.0, 37.0, 2.0, 2.0, 2.0)
+    cartesian_damping: Vector6 | None = DROID_GAINS.hand_damping
     """N s/m and Nm s/rad, added like ``cartesian_stiffness``. None: critical for it."""
 
     speed_feedforward: bool = False
@@ -380,7 +392,7 @@ class ControllerConfig(FrozenConfig):
     posture_stiffness: Annotated[float, Field(ge=0)] = 5.0
     """How strongly the elbow is drawn to ``reset.joints`` (Nm/rad), as far as the hand allows."""
 
-    max_delta_tau: Positive = 1.0
+    max_delta_tau: Positive = MAX_DELTA_TAU
     """Largest change of a joint torque per millisecond (Nm)."""
 
     dynamics: Share = 0.2

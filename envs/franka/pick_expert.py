@@ -1,8 +1,9 @@
-"""A scripted expert for workcells with a known scene: grasps the object and lifts it.
+"""A scripted expert for arms with a known scene, driven or simulated: it lifts the object.
 
-It acts through the numbers of a policy, in the workcell's frame, and uses no images.
+It acts through the numbers of a policy, in the arm's frame, and uses no images.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -14,6 +15,7 @@ from dzrobot.envs.franka.arm_model import pose_and_jacobian
 from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.workcells import SceneObject
 from dzrobot.envs.panda.poses import Array, damped_inverse
+from dzrobot.envs.panda.quantities import ArmLayout
 from dzrobot.envs.panda.state import ActionConfig, in_action_axes
 from dzrobot.errors import RobotError
 
@@ -77,22 +79,59 @@ class PickMove:
     """`OPEN` or `CLOSE`."""
 
 
-class PickExpert:
-    """Takes the scene's object and lifts it.
+class PickArm(ABC):
+    """An arm that the expert moves, and what it knows of it.
 
     Args:
-        env: On a workcell with a scene, such as ``workcell="emulated"``.
+        layout: What its actions are made of.
+        scales: What an action number means.
+
+    Raises:
+        RobotError: actions name poses.
+    """
+
+    def __init__(self, layout: ArmLayout, scales: ActionConfig) -> None:
+        if layout.motion not in ("hand_step", "joint_position"):
+            raise RobotError(
+                f"the expert moves by hand_step or joint_position, and {layout.robot.tag!r} "
+                f"takes {layout.motion}"
+            )
+        self.layout = layout
+        self.scales = scales
+
+    @abstractmethod
+    def object(self) -> SceneObject:
+        """Return where the object is now."""
+
+    @abstractmethod
+    def hand(self) -> Array:
+        """Return the measured pose (4, 4) of the hand in the base frame."""
+
+    @abstractmethod
+    def target(self) -> Array:
+        """Return the pose (4, 4) or joint angles (7,) that were commanded last.
+
+        Raises:
+            RobotError: the arm is not under control.
+        """
+
+    @abstractmethod
+    def flange_to_ee(self) -> Array:
+        """Return the pose (4, 4) of the hand's grasp point in the flange frame."""
+
+
+class DrivenPickArm(PickArm):
+    """An arm behind its drivers, on a workcell with a scene, such as ``workcell="emulated"``.
+
+    Args:
+        env: The arm.
 
     Raises:
         RobotError: the workcell knows no objects, or actions name poses.
     """
 
     def __init__(self, env: FrankaEnv) -> None:
-        if env.layout.motion not in ("hand_step", "joint_position"):
-            raise RobotError(
-                f"the expert moves by hand_step or joint_position, and {env.embodiment.tag!r} "
-                f"takes {env.layout.motion}"
-            )
+        super().__init__(env.layout, env.config.action)
         if env.scene is None:
             raise RobotError(
                 "the expert has to know where the object is, and this workcell does not; it "
@@ -100,6 +139,36 @@ class PickExpert:
             )
         self._env = env
         self._scene = env.scene
+
+    def object(self) -> SceneObject:
+        """Return where the scene has it."""
+        return self._scene.object()
+
+    def hand(self) -> Array:
+        """Return what the arm reports."""
+        return self._env.arm.state().pose
+
+    def target(self) -> Array:
+        """Return the controller's."""
+        last = self._env.last_target
+        if last is None:
+            raise RobotError("the arm is not under control: reset() comes first")
+        return last
+
+    def flange_to_ee(self) -> Array:
+        """Return what the arm reports."""
+        return self._env.arm.state().flange_to_ee
+
+
+class PickExpert:
+    """Takes the scene's object and lifts it.
+
+    Args:
+        arm: What is moved.
+    """
+
+    def __init__(self, arm: PickArm) -> None:
+        self._arm = arm
         self.reset()
 
     def reset(self, session: str = "default", *, episode: int | None = None) -> None:
@@ -118,7 +187,7 @@ class PickExpert:
 
     def move(self) -> PickMove:
         """Return what is to be done in this step, of which there is one a call."""
-        found, hand = self._scene.object(), self._env.arm.state().pose
+        found, hand = self._arm.object(), self._arm.hand()
         self._steps += 1
         if self._steps > PATIENCE_STEPS:
             self._enter(PickPhase.HOVER)
@@ -140,42 +209,44 @@ class PickExpert:
                     self._enter(PickPhase.LIFT)
                 return PickMove(goal=None, turn=0.0, pace=GENTLE, gripper=CLOSE)
             case PickPhase.LIFT:
-                if np.linalg.norm(found.pose[:3, 3] - hand[:3, 3]) > HOVER_M / 2:
-                    self._enter(PickPhase.HOVER)
-                goal = np.array([*hand[:2, 3], self._top_m])
-                return PickMove(goal=goal, turn=0.0, pace=BRISK, gripper=CLOSE)
+                return self._lift(found, hand)
+
+    def _lift(self, found: SceneObject, hand: Array) -> PickMove:
+        if np.linalg.norm(found.pose[:3, 3] - hand[:3, 3]) > HOVER_M / 2:
+            self._enter(PickPhase.HOVER)
+        elif hand[2, 3] > self._top_m - LIFT_M / 4:
+            # It goes on holding for as long as the episode lasts.
+            self._enter(PickPhase.LIFT)
+        goal = np.array([*hand[:2, 3], self._top_m])
+        return PickMove(goal=goal, turn=0.0, pace=BRISK, gripper=CLOSE)
 
     def _enter(self, phase: PickPhase) -> None:
         self._phase, self._steps = phase, 0
 
     def _towards(self, move: PickMove) -> NDArray[np.float32]:
         """Return the action of a move."""
-        config, last = self._env.config.action, self._env.last_target
-        if last is None:
-            raise RobotError("the arm is not under control: reset() comes first")
-        if self._env.layout.motion == "joint_position":
-            return self._joints_towards(move)
-        measured = self._env.arm.state().pose
-        anchor = last if config.anchor == "target" else measured
-        twist = in_action_axes(anchor, motion_of(move, anchor, config), config)
+        scales, last = self._arm.scales, self._arm.target()
+        if self._arm.layout.motion == "joint_position":
+            return self._joints_towards(move, last)
+        anchor = last if scales.anchor == "target" else self._arm.hand()
+        twist = in_action_axes(anchor, motion_of(move, anchor, scales), scales)
         action: NDArray[np.float32] = np.clip([*twist, move.gripper], -1.0, 1.0).astype(np.float32)
         return action
 
-    def _joints_towards(self, move: PickMove) -> NDArray[np.float32]:
+    def _joints_towards(self, move: PickMove, last: Array) -> NDArray[np.float32]:
         """Return the same for an arm that takes joint angles: where they are to be soon."""
-        config, state, last = self._env.config.action, self._env.arm.state(), self._env.last_target
-        assert last is not None, "seen by who calls"
-        at, jacobian = pose_and_jacobian(last, state.flange_to_ee)
+        scales, layout = self._arm.scales, self._arm.layout
+        at, jacobian = pose_and_jacobian(last, self._arm.flange_to_ee())
         twist = np.zeros(6)
         if move.goal is not None:
-            lead = LEAD_STEPS * move.pace * config.translation_m
+            lead = LEAD_STEPS * move.pace * scales.translation_m
             twist[:3] = np.clip(move.goal - at[:3, 3], -lead, lead)
-        lead = LEAD_STEPS * move.pace * config.rotation_rad
+        lead = LEAD_STEPS * move.pace * scales.rotation_rad
         twist[5] = np.clip(move.turn, -lead, lead)
         joints = last + damped_inverse(jacobian, twist)
-        action = np.zeros(self._env.embodiment.action_dim, np.float32)
-        action[self._env.layout.motion_at] = joints
-        action[self._env.layout.gripper_at] = move.gripper == CLOSE
+        action = np.zeros(layout.robot.action_dim, np.float32)
+        action[layout.motion_at] = joints
+        action[layout.gripper_at] = move.gripper == CLOSE
         return action
 
 

@@ -1,12 +1,13 @@
 """robosuite's Lift, in the keys and actions of LIBERO or of DROID; it needs no download."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.episodes import DRAWN, named_arguments
+from dzrobot.envs.libero.impedance import droid_arm
 from dzrobot.envs.libero.sim import ArmSetup, Raw, Simulation
 from dzrobot.envs.libero.simulated import (
     ArmEnv,
@@ -16,6 +17,7 @@ from dzrobot.envs.libero.simulated import (
     arguments_of,
 )
 from dzrobot.envs.mujoco.simulator import check_versions, import_robosuite
+from dzrobot.envs.panda.joint_targets import JOINT_LIMITS
 from dzrobot.envs.panda.quantities import CLOSED_ABOVE, ArmLayout, gripper_position
 
 
@@ -26,7 +28,12 @@ class _Lift(SimulatedArmEnv):
 
     def _open(self, seed: int) -> Simulation:
         lift = import_robosuite().environments.manipulation.lift.Lift
-        return Simulation(lift, {}, self._image, seed, self._setup)
+        lift, arguments = self._armed(lift)
+        return Simulation(lift, arguments, self._image, seed, self._setup)
+
+    def _armed(self, lift: type) -> tuple[type, dict[str, Any]]:
+        """Return robosuite's environment with the arm of this one, and arguments for it."""
+        return lift, {}
 
     def _begin(self, sim: Simulation, start: int) -> Raw:
         return sim.reset(start)
@@ -66,22 +73,8 @@ class LiftEnv(_Lift, ArmEnv):
         check_versions()
 
 
-JOINT_LIMITS_RAD = (
-    (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
-    (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
-)
-"""Joint limits of Franka's data sheet."""
-
-STEP_RAD = 0.2
-"""Farthest that a joint is commanded from where it is: 3 rad/s, more than any joint can do."""
-
-STIFFNESS = 250.0
-"""Stiffness of robosuite's joint controller, in 1/s^2: a joint has gone 22, 56, 79 and 90 % of
-its way after one to four actions."""
-
 _SETUP = ArmSetup(
     controller="JOINT_POSITION",
-    controller_values={"kp": STIFFNESS, "output_max": STEP_RAD, "output_min": -STEP_RAD},
     cameras=("agentview", "sideview", "robot0_eye_in_hand"),
     control_hz=15,
 )
@@ -102,8 +95,10 @@ class DroidLiftEnv(_Lift):
         ``annotation.task``: the instruction.
 
     Action, ``(8,)``: seven joint positions (rad) to move to, measured from zero and not from where
-    the arm is, and the gripper: above 0.5 closes, else opens. A joint is commanded at most 0.2 rad
-    from where it is. One step is 66 ms: 33 physics steps of 2 ms.
+    the arm is, and the gripper: above 0.5 closes, else opens. The joints follow by the law, the
+    gains and the limits of ``dzrobot/Franka-DROID-emulated-v0``, against the same inertia and
+    friction, so they lag behind by about five steps; its workspace and the distances that it keeps
+    are not checked. One step is 66 ms: 33 physics steps of 2 ms.
 
     See :class:`SimulatedArmEnv` for episodes.
 
@@ -135,8 +130,8 @@ class DroidLiftEnv(_Lift):
         stop_on_success: bool = True,
     ) -> None:
         arguments = arguments_of(locals())
-        low, high = (np.array([*limits, bound], np.float32)
-                     for limits, bound in zip(JOINT_LIMITS_RAD, (0, 1), strict=True))  # fmt: skip
+        lowest, highest = JOINT_LIMITS["fr3"]
+        low, high = np.array([(*lowest, 0.0), (*highest, 1.0)], np.float32)
         robot = SimulatedRobot(
             embodiment=self.layout.robot,
             # A joint may be pushed a little beyond its limit.
@@ -147,12 +142,15 @@ class DroidLiftEnv(_Lift):
         super().__init__(arguments, robot, DRAWN)
         check_versions()
 
+    def _armed(self, lift: type) -> tuple[type, dict[str, Any]]:
+        # Drawn and not added: the cube lies where it does in Lift, and the arm is at home.
+        return droid_arm(lift), {"initialization_noise": {"magnitude": 0.0, "type": "gaussian"}}
+
     def _rest(self, sim: Simulation) -> np.ndarray:
-        return np.array([*sim.joints, 0.0])
+        return np.array([*sim.env.robots[0].controller.target, 0.0])
 
     def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
-        away = (action[:7] - sim.joints) / STEP_RAD
-        return np.array([*np.clip(away, -1.0, 1.0), 1.0 if action[7] > CLOSED_ABOVE else -1.0])
+        return np.array([*action[:7], 1.0 if action[7] > CLOSED_ABOVE else -1.0])
 
     def _images(self, raw: Raw) -> Observation:
         return {
@@ -161,9 +159,10 @@ class DroidLiftEnv(_Lift):
         }
 
     def _state(self, raw: Raw) -> Observation:
-        width = float(np.abs(raw["robot0_gripper_qpos"]).sum())
+        # robosuite samples what it reports some milliseconds before a step ends, and of joints it
+        # reports only sines and cosines, while one goes beyond half a turn.
+        sim = self.simulation
         return {
-            # robosuite reports only sines and cosines, and one joint goes beyond half a turn.
-            "state.joint_position": self.simulation.joints.astype(np.float32),
-            "state.gripper_position": np.array([gripper_position(width)], np.float32),
+            "state.joint_position": sim.joints.astype(np.float32),
+            "state.gripper_position": np.array([gripper_position(sim.fingers_m)], np.float32),
         }

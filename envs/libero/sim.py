@@ -112,6 +112,12 @@ class Simulation:
         """Angles (7,) of the arm's joints now, in rad."""
         return np.array(self._env.robots[0]._joint_positions)
 
+    @property
+    def fingers_m(self) -> float:
+        """Distance between the fingers now, in m."""
+        found = self._env.robots[0]._ref_gripper_joint_pos_indexes
+        return float(np.abs(self._env.sim.data.qpos[found]).sum())
+
     def draw(self, *, wanted: bool) -> None:
         """Let the cameras draw from the next step on, or return black images at no cost.
 

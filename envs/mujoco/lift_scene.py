@@ -54,6 +54,21 @@ HAND_INERTIA = (0.001, 0.0025, 0.0017)
 FINGER_INERTIA = (2.4e-5, 2.4e-5, 1e-5)
 """About their centers (kg m^2)."""
 
+ROTOR_INERTIA = np.array([0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.1])
+"""Inertia of the motors, seen through their gears (kg m^2)."""
+
+VISCOUS = np.array([1.5, 1.5, 1.2, 1.2, 0.5, 0.4, 0.3])
+"""Nm per rad/s."""
+
+COULOMB = np.array([0.3, 0.3, 0.25, 0.25, 0.12, 0.1, 0.08])
+"""Dry friction that is left after the arm's own compensation (Nm)."""
+
+LINK_SPHERE_M = 0.08
+"""A solid sphere of this radius is close enough for the inertia of each link."""
+
+LINK_INERTIA_M2 = 0.4 * LINK_SPHERE_M**2
+"""Inertia of a link of 1 kg about any axis through its joint (kg m^2)."""
+
 STIFF = (0.002, 1.0)
 """Time (s) and damping of what the fingers hold: robosuite's are for a sixth of their force."""
 
@@ -93,9 +108,6 @@ class ArmMechanics:
 
     link_mass: Array
     """(7,), kg."""
-
-    link_sphere_m: float
-    """Radius of a solid sphere that has the inertia of a link of its mass."""
 
 
 class TableObject(Protocol):
@@ -253,7 +265,7 @@ def _weigh(arm: Any, mechanics: ArmMechanics) -> None:
     # A joint beyond its range is stopped by the arm's reflexes, which come first.
     for name, low, high in zip(ARM, mechanics.joint_low, mechanics.joint_high, strict=True):
         arm.joint(name).range = (low - _BEYOND_RAD, high + _BEYOND_RAD)
-    inertia = 0.4 * mechanics.link_sphere_m**2 * mechanics.link_mass
+    inertia = LINK_INERTIA_M2 * mechanics.link_mass
     bodies = {
         f"link{number}": (mass, (turning,) * 3)
         for number, (mass, turning) in enumerate(

@@ -24,24 +24,34 @@ def arm():
     env.close()
 
 
-def test_joints_go_to_where_an_action_says(arm):
+def test_joints_go_to_where_an_action_says_as_softly_as_the_arm(arm):
     seen, _ = arm.reset(seed=0)
     start = seen["state.joint_position"]
     target = start + np.array([0.1, -0.1, 0.1, 0.1, -0.1, 0.1, 0.1], np.float32)
-    for _ in range(12):
+    share = []
+    for _ in range(25):
         seen, *_ = arm.step(np.array([*target, 0.0], np.float32))
-    np.testing.assert_allclose(seen["state.joint_position"], target, atol=2e-3)
+        share.append((seen["state.joint_position"] - start) / (target - start))
+    # Dry friction keeps a soft joint a few milliradians off.
+    np.testing.assert_allclose(seen["state.joint_position"], target, atol=8e-3)
+    # The emulated arm, told the same from the same joints: nothing after one step, half after five.
+    half = [int(np.argmax(np.array(share)[:, joint] > 0.5)) for joint in range(7)]
+    assert np.abs(share[0]).max() < 0.05
+    assert np.median(half) in (4, 5)
     # The same action again holds: it is a place, not a step.
     seen, *_ = arm.step(np.array([*target, 0.0], np.float32))
-    np.testing.assert_allclose(seen["state.joint_position"], target, atol=2e-3)
+    np.testing.assert_allclose(seen["state.joint_position"], target, atol=8e-3)
 
 
-def test_a_far_target_is_approached_in_limited_steps(arm):
-    before = arm.reset(seed=0)[0]["state.joint_position"]
-    far = np.clip(before + 2.0, arm.action_space.low[:7], arm.action_space.high[:7])
-    after = arm.step(np.array([*far, 0.0], np.float32))[0]["state.joint_position"]
-    assert np.abs(after - before).max() < 0.2
-    assert after[0] > before[0] + 0.01
+def test_a_far_target_is_approached_at_the_speed_of_the_arm(arm):
+    seen = [arm.reset(seed=0)[0]["state.joint_position"]]
+    far = np.clip(seen[0] + 2.0, arm.action_space.low[:7], arm.action_space.high[:7])
+    for _ in range(12):
+        seen.append(arm.step(np.array([*far, 0.0], np.float32))[0]["state.joint_position"])
+    fastest = np.abs(np.diff(seen, axis=0)).max(axis=0) * arm.metadata["render_fps"]
+    # Soft joints swing past the speed of their targets, 1 rad/s.
+    assert fastest.max() < 1.6
+    assert seen[-1][0] > seen[0][0] + 0.1
 
 
 def test_the_gripper_is_0_open_and_1_closed(arm):

@@ -13,12 +13,7 @@ from scripts import loaded
 
 from dzrobot.envs.emulators.kinematics import ARMS, FR3, describe
 from dzrobot.envs.emulators.robot_client import arm_urdf
-from dzrobot.envs.franka.arm_model import (
-    FLANGE_TO_HAND,
-    JOINT_LIMITS,
-    forward,
-    pose_and_jacobian,
-)
+from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jacobian
 from dzrobot.envs.franka.drivers.franky_arm import FrankyArm
 from dzrobot.envs.franka.emulated import EmulatedWorkcell
 from dzrobot.envs.franka.fake_devices import FakeArm
@@ -32,6 +27,7 @@ from dzrobot.envs.franka.safeguards.arm_check import (
     check_arm,
     joint_limits_in,
 )
+from dzrobot.envs.panda.joint_targets import JOINT_LIMITS
 from dzrobot.envs.panda.poses import angle_between, distance_between
 from dzrobot.errors import RobotError
 

@@ -13,11 +13,11 @@ from dzrobot.envs.franka.env import FrankaEnv
 from dzrobot.envs.franka.fake_devices import HOME, READY, FakeArm, FakeCamera
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.make import make_franka
-from dzrobot.envs.franka.motion.trajectories import PoseTrajectory
 from dzrobot.envs.franka.streaming import stream_together
 from dzrobot.envs.franka.workcells import NoGripper
 from dzrobot.envs.panda.poses import angle_between, pose_of
 from dzrobot.envs.panda.state import Mode
+from dzrobot.envs.panda.trajectories import PoseTrajectory
 from dzrobot.errors import ConfigError, StoppedError
 
 STILL = np.zeros(7, np.float32)

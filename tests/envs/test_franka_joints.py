@@ -20,9 +20,9 @@ from dzrobot.envs.franka.franka_config import DROID_HOME, FrankaConfig, LimitsCo
 from dzrobot.envs.franka.make import load_workcell
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace, joint_box
 from dzrobot.envs.franka.motion.reach import solve_joints
-from dzrobot.envs.franka.motion.trajectories import JointTrajectory
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
+from dzrobot.envs.panda.trajectories import JointTrajectory
 from dzrobot.errors import (
     ConfigError,
     MissingDependencyError,

@@ -20,12 +20,12 @@ from dzrobot.envs.franka.drivers.franky_library import (
     library_errors,
 )
 from dzrobot.envs.franka.franka_config import FrankaConfig
-from dzrobot.envs.franka.motion.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.envs.franka.safeguards.arm_check import ArmReport, joint_limits_in, kind_in
 from dzrobot.envs.franka.safeguards.limits import CommandTimeout, MotionGuard
 from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
+from dzrobot.envs.panda.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
 from dzrobot.errors import RobotError
 
 _log = logging.getLogger(__name__)

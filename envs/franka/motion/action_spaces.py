@@ -3,7 +3,6 @@
 Each space limits an action to a target, finds the arm's position in it, and holds the arm there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from dzrobot.envs.franka.safeguards.limits import (
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_of
 from dzrobot.envs.franka.workcells import Space
+from dzrobot.envs.panda.joint_targets import JointProfile
 from dzrobot.envs.panda.poses import (
     Array,
     angle_between,
@@ -265,9 +265,13 @@ class JointSpace:
         limits = config.limits
         self._limits = limits
         self._low, self._high = joint_box(config)
-        self._period_s = config.period_s
-        self._speed = np.array(limits.joint_speed_rad_s)
-        self._change = limits.joint_acceleration_rad_s2 * config.period_s
+        self._profile = JointProfile(
+            period_s=config.period_s,
+            speed=np.array(limits.joint_speed_rad_s),
+            acceleration=limits.joint_acceleration_rad_s2,
+            hand_speed_m_s=limits.speed_m_s,
+            hand_turn_rad_s=limits.turn_rad_s,
+        )
         self._workspace = Workspace(config)
         self.collision: SelfCollision | None = None
         self._flange_to_ee = np.eye(4)
@@ -315,9 +319,9 @@ class JointSpace:
         """Return where the joints come to rest."""
         if not self._speeds.any():
             return None
-        stops = [target for target, _ in self._braking(last, self._speeds)]
+        stops = [target for target, _ in self._profile.braking(last, self._speeds)]
         self._speeds = np.zeros(7)
-        return Held(stops[-1], len(stops) * self._period_s)
+        return Held(stops[-1], len(stops) * self._profile.period_s)
 
     def limit(self, action: Array, state: ArmState, last: Array, pace: float) -> LimitedTarget:
         """Return the next target towards joint angles."""
@@ -339,7 +343,7 @@ class JointSpace:
             if (short <= allowed + 1e-9).all():
                 cut = (*by, *cut, *(() if share == 1.0 else ("path",)))
                 return replace(self._taken(target, speeds, cut), motion=boxed)
-        target, speeds = next(self._braking(last, self._speeds), (last, np.zeros(7)))
+        target, speeds = next(self._profile.braking(last, self._speeds), (last, np.zeros(7)))
         first = SHORTFALLS[int(np.argmax(short > allowed + 1e-9))]
         return replace(self._taken(target, speeds, (*by, first)), motion=boxed)
 
@@ -376,39 +380,14 @@ class JointSpace:
             )
 
     def _next(self, at: Array, goal: Array, pace: float) -> tuple[Array, Array, tuple[str, ...]]:
-        """Return target, speeds (7,) and what cut them: one period on, towards ``goal``.
-
-        A joint goes as fast as it may that can still brake before its goal.
-        """
-        period, change, before = self._period_s, self._change, self._speeds
-        away = (goal - at) / (change * period) - before / (2 * change)
-        whole = np.floor((np.sqrt(1 + 8 * np.abs(away)) - 1) / 2)
-        part = (np.abs(away) - whole * (whole + 1) / 2) / (whole + 1)
-        wished = np.sign(away) * (whole + part) * change
-        fastest = pace * self._speed
-        low, high = before - change, before + change
-        speeds = np.clip(np.clip(wished, -fastest, fastest), low, high)
-        cut = ("speed",) if (np.abs(wished) > fastest).any() else ()
-        twist = pose_and_jacobian(at, self._flange_to_ee)[1] @ speeds
-        limits = self._limits
-        share = max(
-            float(np.linalg.norm(twist[:3])) / (pace * limits.speed_m_s),
-            float(np.linalg.norm(twist[3:])) / (pace * limits.turn_rad_s),
-        )
-        if share > 1.0:
-            speeds, cut = np.clip(speeds / share, low, high), ("speed",)
-        return at + (before + speeds) / 2 * period, speeds, cut
-
-    def _braking(self, at: Array, speeds: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield targets and speeds until the joints rest."""
-        while speeds.any():
-            slower = np.sign(speeds) * np.maximum(np.abs(speeds) - self._change, 0.0)
-            at, speeds = at + (speeds + slower) / 2 * self._period_s, slower
-            yield at, speeds
+        """Return target, speeds (7,) and what cut them: one period on, towards ``goal``."""
+        jacobian = pose_and_jacobian(at, self._flange_to_ee)[1]
+        target, speeds, is_cut = self._profile.towards(at, goal, self._speeds, jacobian, pace)
+        return target, speeds, ("speed",) if is_cut else ()
 
     def _worst(self, target: Array, speeds: Array) -> Array:
         """Return the largest shortfalls (3,) at a target and while braking from it."""
-        places = [target, *(at for at, _ in self._braking(target, speeds))]
+        places = [target, *(at for at, _ in self._profile.braking(target, speeds))]
         return np.max([self._shortfalls(at) for at in places], axis=0)  # type: ignore[no-any-return]
 
     def _shortfalls(self, joints: Array) -> Array:

@@ -95,7 +95,7 @@ class GuidedSpace(JointSpace):
         return bool(
             np.linalg.norm(state.twist[:3]) > limits.speed_m_s
             or np.linalg.norm(state.twist[3:]) > limits.turn_rad_s
-            or (np.abs(state.joint_speeds) > self._speed).any()
+            or (np.abs(state.joint_speeds) > self._profile.speed).any()
         )
 
 
