@@ -49,7 +49,7 @@ class _Impedance:
     joint_pos: Array
     joint_vel: Array
     J_full: Array
-    """Of the hand, (6, 7)."""
+    """The hand's Jacobian, (6, 7)."""
     torque_compensation: Array
     control_freq: float
     new_update: bool
