@@ -106,6 +106,18 @@ class Plan:
         return cls(actions=actions, targets=actions, normalized=actions, timing=timing or {})
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImaginedLatents:
+    """The video that a plan predicts, as its network predicts it: small, and not decoded."""
+
+    latents: NDArray[np.float32]
+    """(C, F, Y, X), normalized."""
+
+    starts: bool
+    """Whether a video begins with it. Otherwise it goes on with that of the plan before, whose
+    decoder carries frames over."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
     """Memory of the device that a policy's network runs on, in bytes."""
@@ -347,6 +359,14 @@ class Policy:
         """
         video = self.imagine(session)
         return lambda without: video[: len(video) - without]
+
+    def imagine_latents(self, session: str = DEFAULT_SESSION) -> ImaginedLatents:
+        """Return what :meth:`imagine` decodes of the last plan of ``session``.
+
+        Raises:
+            ConfigError: The policy predicts no video, or only as images.
+        """
+        raise ConfigError(f"{type(self).__name__} hands out no latents of a video")
 
     def encode_images(self, images: Image) -> NDArray[np.float32]:
         """Return the latents (N, ...) of images (N, H, W, 3), views tiled, each by itself.

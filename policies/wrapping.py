@@ -21,6 +21,7 @@ from dzrobot.policies.base import (
     Ask,
     Footprint,
     Image,
+    ImaginedLatents,
     Leftover,
     Method,
     Observations,
@@ -122,6 +123,10 @@ class Wrapper(Policy):
     def imagine_later(self, session: str = DEFAULT_SESSION) -> Callable[[int], Image]:
         """Return what computes :meth:`imagine` of ``session``."""
         return self.policy.imagine_later(session)
+
+    def imagine_latents(self, session: str = DEFAULT_SESSION) -> ImaginedLatents:
+        """Return the latents that the last plan of ``session`` predicts."""
+        return self.policy.imagine_latents(session)
 
     def encode_images(self, images: Image) -> NDArray[np.float32]:
         """Return the latents (N, ...) of images (N, H, W, 3)."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from dzrobot.commands.options import flags
 from dzrobot.errors import ConfigError
 from dzrobot.files import explained, write_json
+from dzrobot.progress import progress_bar
 from dzrobot.rollout.evaluation.comparison import Comparison, compare, read_results
 from dzrobot.rollout.evaluation.foreign import read_foreign
 from dzrobot.rollout.evaluation.tables import (
@@ -90,7 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(unpaired_table(runs, f"{result.program}'s {won}/{episodes}", result.count))
         console.print(task_counts(runs, result))
     if arguments.predictions:
-        console.print(predictions_table(runs))
+        with progress_bar("decoding predictions") as show:
+            table = predictions_table(runs, show)
+        console.print(table)
     if arguments.json is not None:
         with explained(f"write {arguments.json}", ConfigError):
             write_json(arguments.json, [comparison.numbers() for comparison in found])

@@ -76,7 +76,11 @@ def report(folders: list[Path], output: Path | None = None, foreign: Sequence[Pa
     with _gone_if_refused(output or folders[0] / "report"):
         output = output or _own_folder(folders[0])
         with progress_bar("episodes") as show:
-            page = write_page(folders, output, show, foreign=foreign)
+
+            def decoding(done: int, total: int) -> None:
+                show(done, total, "decoding predictions")
+
+            page = write_page(folders, output, show, foreign=foreign, decoding=decoding)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{page}: {in_units(page.stat().st_size)}, {in_units(size)} with its media")
 

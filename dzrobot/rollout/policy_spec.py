@@ -19,6 +19,7 @@ from dzrobot.errors import (
     ConfigError,
     ErrorCapture,
     UnknownNameError,
+    find,
     preview,
     suggest,
 )
@@ -39,6 +40,7 @@ from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
+    from dzrobot.policies.dreamzero.imagined import VideoCoder
     from dzrobot.policies.serving.connection import ConnectOptions
 
 REMOTE = "remote"
@@ -47,6 +49,8 @@ LEROBOT = "lerobot:"
 
 _ACTING = ("execute", "dit_steps", "solver_steps", "solver", "cfg_scale", "video", "seed")
 """What a checkpoint's actions depend on beyond history and noise, which protocols name."""
+
+_DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
 
 BUNDLED = ""
 """Name of the policy that comes with the package."""
@@ -373,6 +377,39 @@ def load_policy(found: ResolvedPolicy) -> Policy | None:
     if spec.name == "random":
         return RandomPolicy(robot.action_dim, spec.seed or 0)
     return HoldPolicy(robot) if spec.name == "hold" else _made(spec.name, robot)
+
+
+def open_coder(spec: PolicySpec, card: Mapping[str, Any]) -> "VideoCoder":
+    """Return what decodes the predictions of a checkpoint's policy; no other weights are read.
+
+    Args:
+        spec: The policy of an evaluation.
+        card: What its card says of the policy.
+
+    Raises:
+        CheckpointError: the checkpoint is no longer there, or has other weights than those of the
+            evaluation.
+        ConfigError: it names a device that is not there.
+    """
+    import torch
+
+    from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
+    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+    from dzrobot.policies.dreamzero.checkpoints.load import load_autoencoder
+    from dzrobot.policies.dreamzero.imagined import VideoCoder
+
+    checkpoint = open_checkpoint(
+        spec.name, revision=spec.revision, config_from=spec.config_from, base=spec.base
+    )
+    if weights_hash(checkpoint.weights) != card.get("weights"):
+        raise CheckpointError(
+            f"{spec.name} has other weights than when it was evaluated: put those back to see what "
+            "it predicted"
+        )
+    device = torch.device(chosen_device(spec.device))
+    check_device(device)
+    dtype = find(_DTYPES, "dtype on the card", str(card.get("dtype")))
+    return VideoCoder(load_autoencoder(checkpoint, device, getattr(torch, dtype), spec.base))
 
 
 def load_factory(name: str) -> Callable[[Any], Any]:

@@ -1,28 +1,34 @@
 """What a policy predicted of an episode, beside what was seen: kept for reports.
 
-Nothing here changes what a policy does.
+Nothing here changes what a policy does. Decoding a prediction takes several times as long as
+making the plan. Where it can be done later, the latents and what was seen are kept as they are, and
+whoever reads the predictions decodes them first (:func:`decode`).
 """
 
+import io
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from dzrobot.documents import read_json
+from dzrobot.documents import read_bytes, read_json
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
 from dzrobot.errors import EpisodeError, ErrorCapture, ProtocolError
-from dzrobot.files import is_inside, write_json
+from dzrobot.files import is_inside, replacing, write_bytes, write_json
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, Image, Plan, Policy, robot_of
+from dzrobot.policies.base import Action, Image, ImaginedLatents, Plan, Policy, robot_of
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.episode import Actor, PolicyActor
 from dzrobot.rollout.records import PREDICTION_FOLDER, UNFINISHED, storing
+from dzrobot.untrusted import parsing, read_npy
 
 _T = TypeVar("_T")
 
@@ -32,6 +38,16 @@ MAX_PENDING = 4
 LOSSLESS = VideoCodec(gop=20, crf=0, pixel_format="yuv444p")
 """Scores are computed from these frames; only the rounding to YUV is lost."""
 
+EXACT = VideoCodec(name="h264rgb", gop=20, crf=0, pixel_format="rgb24")
+"""What was seen is kept so until it is compared: to the bit."""
+
+_LARGEST_LATENTS = 2**30
+"""Bytes of the latents of an episode; 200 plans of a 14B have some 140 MB."""
+
+UNDECODED = "undecoded"
+"""Folder within that of predictions for what is still to be decoded."""
+
+_Count = Annotated[int, Field(ge=1, le=65_536)]
 _Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
 
 
@@ -76,6 +92,44 @@ class EpisodePredictions:
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class UndecodedChunk:
+    """One plan, as far as it was carried out, whose prediction is still latents."""
+
+    step: int
+    frames: tuple[int, ...]
+    planned: _Rows
+    timing: dict[str, float]
+    """As of :class:`Chunk`."""
+
+    starts: bool
+    """See :class:`~dzrobot.policies.base.ImaginedLatents`."""
+
+    shape: tuple[_Count, _Count, _Count, _Count]
+    """(C, F, Y, X) of its latents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndecodedPredictions:
+    """Predictions of one episode that are still to be decoded; checked when they are read back.
+
+    Beside it lie the latents of all plans one after the other, and a video without loss of what was
+    seen: for each plan, the frame that it was made from, then those that it predicted.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    fps: Annotated[float, Field(gt=0)]
+    steps: tuple[int, ...]
+    """:func:`frame_steps` of the robot."""
+
+    chunks: Annotated[tuple[UndecodedChunk, ...], Field(min_length=1)]
+    executed: _Rows
+    states: _Rows
+    """As of :class:`EpisodePredictions`."""
+
+
 def frame_steps(timing: Timing) -> tuple[int, ...]:
     """Return how many steps after its observation each predicted frame of a plan lies."""
     return (*timing.frame_offsets[1:], timing.action_horizon)
@@ -87,8 +141,14 @@ def prediction_files(folder: Path, case: str) -> tuple[Path, Path]:
     return place / f"{case}.json", place / f"{case}.mp4"
 
 
+def undecoded_files(folder: Path, case: str) -> tuple[Path, Path, Path]:
+    """Return description, latents and video of ``case``, where they are still to be decoded."""
+    place = folder / PREDICTION_FOLDER / UNDECODED
+    return place / f"{case}.json", place / f"{case}.npy", place / f"{case}.mp4"
+
+
 def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
-    """Return what is kept of ``case``; None if nothing is.
+    """Return what is kept of ``case``; None if nothing is, or it is still to be decoded.
 
     Raises:
         ProtocolError: the file holds something else.
@@ -100,16 +160,19 @@ def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
 
 
 @dataclass
-class _Open:
-    """The plan that is being carried out."""
+class _Carried:
+    """A plan that is carried out, and what it predicts."""
 
     step: int
     plan: Plan
-    predicted: Callable[[int], Image]
-    """Takes how many frames to leave out at the end, and returns the predicted ones."""
-
     start: Image
     """What was seen when it was made."""
+
+    predicted: Callable[[int], Image] | None = None
+    """Takes how many frames to leave out at the end, and returns the predicted ones."""
+
+    latents: ImaginedLatents | None = None
+    """What is decoded later. Either of the two is there."""
 
     frames: list[int] = field(default_factory=list)
     seen: list[Image] = field(default_factory=list)
@@ -124,13 +187,122 @@ class _AtOnce(Executor):
         return done
 
 
+class _Decoded:
+    """Writes the predictions of one episode, decoded, with their scores in latents.
+
+    The video has, for each plan, the frame that it was made from and then every predicted frame
+    that was also seen: what was seen above, what was predicted below.
+
+    Args:
+        path: Of the video while it is written.
+        fps: Its frames per second.
+        steps: :func:`frame_steps` of the robot.
+        encoder: Encodes images, or does not.
+    """
+
+    def __init__(self, path: Path, fps: float, steps: tuple[int, ...], encoder: Policy) -> None:
+        self._path, self._fps, self._steps, self._encoder = path, fps, steps, encoder
+        self._chunks: list[Chunk] = []
+        self._video: VideoFile | None = None
+
+    def add(self, one: _Carried) -> None:
+        """Add a plan that is no longer carried out."""
+        assert one.predicted is not None, "decoded now"
+        shown = [self._steps.index(after) for after in one.frames]
+        # The first frame of a video that starts over was seen, not predicted.
+        wanted = 1 + max(shown, default=0)
+        video = one.predicted(len(self._steps) - wanted)[-wanted:]
+        if self._video is None:
+            self._video = VideoFile(self._path, self._fps, LOSSLESS)
+        blank = np.zeros_like(video[0])
+        start = _as_seen_by_network(one.start, blank)
+        self._video.add(np.concatenate([start, blank]))
+        predicted = [video[index] for index in shown]
+        seen = [_as_seen_by_network(image, blank) for image in one.seen]
+        for pair in zip(seen, predicted, strict=True):
+            self._video.add(np.concatenate(pair))
+        self._chunks.append(
+            Chunk(
+                step=one.step,
+                frames=tuple(one.frames),
+                planned=_rows(one.plan.actions.tolist()),
+                timing={name: float(spent) for name, spent in one.plan.timing.items()},
+                latents=latent_errors(self._encoder, start, seen, predicted),
+            )
+        )
+
+    def store(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
+        """Put all of it where the results lie; an episode without a plan leaves nothing."""
+        if self._video is None:
+            return
+        path, video = prediction_files(folder, case)
+        kept = self.closed(executed, states)
+        self._path.replace(video)
+        write_json(path, asdict(kept))
+
+    def closed(self, executed: _Rows, states: _Rows) -> EpisodePredictions:
+        """Finish the video, which has a plan at least, and return its description."""
+        assert self._video is not None, "a plan was added"
+        self._video.close()
+        return EpisodePredictions(
+            fps=self._fps, chunks=tuple(self._chunks), executed=executed, states=states
+        )
+
+
+class _Undecoded:
+    """Keeps the predictions of one episode to be decoded later; arguments as of the other."""
+
+    def __init__(self, path: Path, fps: float, steps: tuple[int, ...]) -> None:
+        self._path, self._fps, self._steps = path, fps, steps
+        self._chunks: list[UndecodedChunk] = []
+        self._latents: list[NDArray[np.float32]] = []
+        self._video: VideoFile | None = None
+
+    def add(self, one: _Carried) -> None:
+        """Add a plan that is no longer carried out."""
+        assert one.latents is not None, "kept for later"
+        if self._video is None:
+            self._video = VideoFile(self._path, self._fps, EXACT)
+        for image in (one.start, *one.seen):
+            self._video.add(image)
+        channels, frames, rows, columns = one.latents.latents.shape
+        self._latents.append(one.latents.latents.ravel())
+        self._chunks.append(
+            UndecodedChunk(
+                step=one.step,
+                frames=tuple(one.frames),
+                planned=_rows(one.plan.actions.tolist()),
+                timing={name: float(spent) for name, spent in one.plan.timing.items()},
+                starts=one.latents.starts,
+                shape=(channels, frames, rows, columns),
+            )
+        )
+
+    def store(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
+        """Put all of it where the results lie; an episode without a plan leaves nothing."""
+        if self._video is None:
+            return
+        self._video.close()
+        path, latents, video = undecoded_files(folder, case)
+        kept = UndecodedPredictions(
+            fps=self._fps, steps=self._steps, chunks=tuple(self._chunks),
+            executed=executed, states=states,
+        )  # fmt: skip
+        video.parent.mkdir(parents=True, exist_ok=True)
+        self._path.replace(video)
+        file = io.BytesIO()
+        np.save(file, np.concatenate(self._latents), allow_pickle=False)
+        write_bytes(latents, file.getvalue())
+        # Last: where it lies, the others are complete.
+        write_json(path, asdict(kept))
+
+
 @dataclass(kw_only=True)
 class PredictingActor(Actor):
     """A policy as an actor, whose predictions are kept.
 
-    The video has, for each plan, the frame that it was made from and then every predicted frame
-    that was also seen: what was seen above, what was predicted below. Where the policy defers its
-    images (:class:`~dzrobot.policies.base.Abilities`), a thread beside computes and keeps it.
+    They are decoded later, or at once; then, where the policy defers its images
+    (:class:`~dzrobot.policies.base.Abilities`), by a thread beside.
     """
 
     inner: PolicyActor
@@ -142,12 +314,15 @@ class PredictingActor(Actor):
     case: str
     """Name of the episode."""
 
-    _open: _Open | None = None
-    _chunks: list[Chunk] = field(default_factory=list)
+    later: bool = False
+    """Whether they are decoded later, which takes a policy that hands out latents."""
+
+    _open: _Carried | None = None
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
-    _video: VideoFile | None = None
     _robot: Embodiment = field(init=False)
+    _steps: tuple[int, ...] = field(init=False)
+    _kept: _Decoded | _Undecoded = field(init=False)
     _executor: Executor = field(init=False)
     _jobs: deque[Future[Any]] = field(default_factory=deque)
     _failure: BaseException | None = None
@@ -156,7 +331,16 @@ class PredictingActor(Actor):
     def __post_init__(self) -> None:
         policy = self.inner.policy
         self._robot = robot_of(policy)
-        self._executor = ThreadPoolExecutor(1) if policy.can.defers else _AtOnce()
+        timing = self._robot.timing
+        self._steps = frame_steps(timing)
+        fps = timing.control_hz * len(timing.frame_offsets) / timing.action_horizon
+        path = self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
+        if self.later:
+            self._kept = _Undecoded(path, fps, self._steps)
+        else:
+            self._kept = _Decoded(path, fps, self._steps, policy)
+        beside = policy.can.defers and not self.later
+        self._executor = ThreadPoolExecutor(1) if beside else _AtOnce()
 
     @property
     def plan_ms(self) -> Sequence[float]:
@@ -176,8 +360,7 @@ class PredictingActor(Actor):
         """Return the policy's action and its time; what it predicts is shown and kept apart."""
         action, spent = self.inner.act(observation)
         step, robot = len(self._executed), self._robot
-        policy, session = self.inner.policy, self.inner.session
-        plan = policy.last_plan(session)
+        plan = self.inner.policy.last_plan(self.inner.session)
         fresh = plan is not None and (self._open is None or plan is not self._open.plan)
         wanted = self._is_predicted(step)
         if fresh or wanted:
@@ -187,7 +370,7 @@ class PredictingActor(Actor):
                 self._open.seen.append(seen)
             if fresh and plan is not None:
                 self._close_chunk()
-                self._open = _Open(step, plan, policy.imagine_later(session), seen)
+                self._open = self._carried(step, plan, seen)
         self._executed.append([float(number) for number in action])
         state = [np.ravel(observation[key]) for key in robot.state_keys]
         self._states.append([float(number) for number in np.concatenate(state)])
@@ -212,36 +395,19 @@ class PredictingActor(Actor):
             self._settle(0)
             if self._failure is not None:
                 raise self._failure
-            self._store()
+            executed, states = _rows(self._executed), _rows(self._states)
+            self._kept.store(self.folder, self.case, executed, states)
         return caught.failure
 
-    def _store(self) -> None:
-        if self._video is None:
-            return
-        self._video.close()
-        path, video = prediction_files(self.folder, self.case)
-        kept = EpisodePredictions(
-            fps=self._fps,
-            chunks=tuple(self._chunks),
-            executed=_rows(self._executed),
-            states=_rows(self._states),
-        )
-        self._partial.replace(video)
-        write_json(path, asdict(kept))
+    def _carried(self, step: int, plan: Plan, seen: Image) -> _Carried:
+        policy, session = self.inner.policy, self.inner.session
+        if self.later:
+            return _Carried(step, plan, seen, latents=policy.imagine_latents(session))
+        return _Carried(step, plan, seen, predicted=policy.imagine_later(session))
 
     def _is_predicted(self, step: int) -> bool:
         """Return whether the plan that is being carried out predicts the frame of ``step``."""
-        steps = frame_steps(self._robot.timing)
-        return self._open is not None and step - self._open.step in steps
-
-    @property
-    def _fps(self) -> float:
-        timing = self._robot.timing
-        return timing.control_hz * len(timing.frame_offsets) / timing.action_horizon
-
-    @property
-    def _partial(self) -> Path:
-        return self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
+        return self._open is not None and step - self._open.step in self._steps
 
     def _settle(self, allowed: int) -> None:
         """Wait until at most ``allowed`` jobs are left."""
@@ -253,34 +419,87 @@ class PredictingActor(Actor):
         if self._open is not None:
             one, self._open = self._open, None
             self._settle(MAX_PENDING - 1)
-            self._jobs.append(self._executor.submit(self._keep, one))
+            self._jobs.append(self._executor.submit(self._kept.add, one))
 
-    def _keep(self, one: _Open) -> None:
-        """Add a plan that is no longer carried out to what is kept."""
-        steps = frame_steps(self._robot.timing)
-        shown = [steps.index(after) for after in one.frames]
-        # The first frame of a video that starts over was seen, not predicted.
-        wanted = 1 + max(shown, default=0)
-        video = one.predicted(len(steps) - wanted)[-wanted:]
-        if self._video is None:
-            self._video = VideoFile(self._partial, self._fps, LOSSLESS)
-        blank = np.zeros_like(video[0])
-        self._video.add(np.concatenate([_as_seen_by_network(one.start, blank), blank]))
-        predicted = [video[index] for index in shown]
-        seen = [_as_seen_by_network(image, blank) for image in one.seen]
-        for pair in zip(seen, predicted, strict=True):
-            self._video.add(np.concatenate(pair))
-        self._chunks.append(
-            Chunk(
-                step=one.step,
-                frames=tuple(one.frames),
-                planned=_rows(one.plan.actions.tolist()),
-                timing={name: float(spent) for name, spent in one.plan.timing.items()},
-                latents=latent_errors(
-                    self.inner.policy, _as_seen_by_network(one.start, blank), seen, predicted
-                ),
+
+def decode(
+    folder: Path, case: str, coder: Policy, decoded: Callable[[ImaginedLatents, int], Image]
+) -> None:
+    """Decode what is kept of ``case``; the files are then those of a run that decodes at once.
+
+    Args:
+        folder: Results folder.
+        case: One whose :func:`undecoded_files` are there.
+        coder: Encodes images as the policy of the run did.
+        decoded: Returns the video of a plan but for some last frames, called for every plan, in
+            order.
+
+    Raises:
+        ProtocolError: the files are damaged, or the results cannot be written.
+    """
+    path, latents, video = undecoded_files(folder, case)
+    kept = read_json(path, UndecodedPredictions, ProtocolError)
+    described, shown = prediction_files(folder, case)
+    with storing(folder):
+        with replacing(shown, derived=True) as unfinished:
+            into = _Decoded(unfinished, kept.fps, kept.steps, coder)
+            for one in _read_undecoded(kept, latents, video):
+                assert one.latents is not None
+                one.predicted = partial(decoded, one.latents)
+                into.add(one)
+            about = into.closed(kept.executed, kept.states)
+        write_json(described, asdict(about))
+        for file in (path, latents, video):
+            file.unlink()
+
+
+def _read_undecoded(kept: UndecodedPredictions, latents: Path, video: Path) -> Iterator[_Carried]:
+    """Yield every plan of an episode.
+
+    Raises:
+        ProtocolError: the files are damaged, or not of one episode.
+    """
+    remedy = f"remove it and {latents.stem}.json beside it: the episode then has no predictions"
+    content = read_bytes(latents, ProtocolError, largest=_LARGEST_LATENTS)
+    with parsing(latents, ProtocolError, "holds no latents", remedy):
+        numbers = read_npy(content)
+        ends = np.cumsum([np.prod(chunk.shape) for chunk in kept.chunks])
+        if numbers.dtype != np.float32 or numbers.shape != (ends[-1],):
+            raise ValueError(f"{numbers.dtype} {numbers.shape}, not float32 of {ends[-1]} numbers")
+    parts = np.split(numbers, ends[:-1])
+    images = _read_images(video, sum(1 + len(chunk.frames) for chunk in kept.chunks), remedy)
+    for chunk, part in zip(kept.chunks, parts, strict=True):
+        if not set(chunk.frames) <= set(kept.steps):
+            raise ProtocolError(
+                f"{latents.with_suffix('.json')} names frames that no plan predicts"
             )
+        start, *seen = (next(images) for _ in range(1 + len(chunk.frames)))
+        yield _Carried(
+            chunk.step,
+            Plan.of(np.array(chunk.planned, np.float32), chunk.timing),
+            start,
+            latents=ImaginedLatents(latents=part.reshape(chunk.shape), starts=chunk.starts),
+            frames=list(chunk.frames),
+            seen=seen,
         )
+
+
+def _read_images(video: Path, count: int, remedy: str) -> Iterator[Image]:
+    """Yield the images (H, W, 3) of a video, which has ``count``.
+
+    Raises:
+        ProtocolError: it cannot be read, or has fewer.
+    """
+    import av
+
+    with parsing(str(video), ProtocolError, "is not a readable video", remedy):
+        container = av.open(str(video))
+    with container:
+        frames = container.decode(video=0)
+        for number in range(count):
+            with parsing(str(video), ProtocolError, f"ends after {number} images", remedy):
+                image = next(frames).to_ndarray(format="rgb24")
+            yield image
 
 
 def latent_errors(

@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 from threading import Lock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dzrobot.policies.base import Image, ImaginedLatents, Policy
 from dzrobot.policies.dreamzero.network.graphs import Graphs
 from dzrobot.policies.dreamzero.network.vae import Decoding, Vae
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 
 
 class ImaginedVideo:
@@ -68,3 +72,58 @@ class ImaginedVideo:
         if self._decoding is not None:
             yield from self._decoding.tensors()
         yield from self._frames
+
+
+def as_images(frames: Tensor) -> Image:
+    """Return decoded frames (3, T, H, W) in [-1, 1] as images (T, H, W, 3)."""
+    pixels = ((frames.float() + 1) * 127.5).round().to(torch.uint8)
+    return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
+
+
+@torch.no_grad()
+def encoded_images(
+    network: WorldActionModel, images: Image, device: torch.device
+) -> NDArray[np.float32]:
+    """Return the normalized latents (N, C, Y, X) of images (N, H, W, 3), each by itself.
+
+    Args:
+        network: Of which the autoencoder has its weights.
+        images: Views tiled.
+        device: Where the autoencoder is.
+    """
+    frames = network.pixels(torch.from_numpy(images).to(device)[:, None])[:, :, 0]
+    return network.vae.encode_first_frame(frames)[:, :, 0].float().cpu().numpy()
+
+
+class VideoCoder(Policy):
+    """The autoencoder of a checkpoint alone, which decodes what its policy has predicted.
+
+    It encodes images as that policy does, and does not act.
+
+    Args:
+        network: Of which the autoencoder has its weights; the rest needs none.
+    """
+
+    def __init__(self, network: WorldActionModel) -> None:
+        self._network = network
+        self._device = next(network.vae.parameters()).device
+        self._video = ImaginedVideo([])
+
+    def encode_images(self, images: Image) -> NDArray[np.float32]:
+        """Return the normalized latents (N, C, Y, X) of images (N, H, W, 3), each by itself."""
+        return encoded_images(self._network, images, self._device)
+
+    @torch.no_grad()
+    def decode(self, given: ImaginedLatents, without: int) -> Image:
+        """Return the video (T, H, W, 3) of a plan; every plan of an episode is given, in order.
+
+        Args:
+            given: What :meth:`Policy.imagine_latents` returned.
+            without: How many frames to leave out at the end, fewer than there are.
+        """
+        if given.starts:
+            self._video = ImaginedVideo([])
+        latents = torch.from_numpy(given.latents).to(self._device)
+        self._video.parts.append(latents)
+        newest = len(self._video.parts) - 1
+        return as_images(self._video.frames(newest, self._network.vae, without=without))

@@ -23,6 +23,7 @@ from dzrobot.policies.base import (
     Action,
     Ask,
     Footprint,
+    ImaginedLatents,
     Leftover,
     Method,
     Observations,
@@ -40,7 +41,7 @@ from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
 from dzrobot.policies.dreamzero.checkpoints.trained_inputs import FirstLook
 from dzrobot.policies.dreamzero.compiling import CompileNotice
-from dzrobot.policies.dreamzero.imagined import ImaginedVideo
+from dzrobot.policies.dreamzero.imagined import ImaginedVideo, as_images, encoded_images
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
@@ -454,23 +455,29 @@ class DreamZeroPolicy(Policy):
 
         @torch.no_grad()
         def compute(without: int) -> NDArray[np.uint8]:
-            frames = video.frames(newest, self._network.vae, graphs, without=without)
-            pixels = ((frames.float() + 1) * 127.5).round().to(torch.uint8)
-            return np.ascontiguousarray(pixels.permute(1, 2, 3, 0).cpu().numpy())
+            return as_images(video.frames(newest, self._network.vae, graphs, without=without))
 
         return compute
 
-    @torch.no_grad()
+    def imagine_latents(self, session: str = DEFAULT_SESSION) -> ImaginedLatents:
+        """Return the latents (C, F, Y, X) that the last plan predicts, for decoding later.
+
+        Args:
+            session: Whose latents.
+
+        Raises:
+            ConfigError, SessionError: As :meth:`imagine`.
+        """
+        parts = self._imagined(session).parts
+        return ImaginedLatents(latents=parts[-1].float().cpu().numpy(), starts=len(parts) == 1)
+
     def encode_images(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the normalized latents (N, C, Y, X) of images (N, H, W, 3), each by itself.
 
         Args:
             images: Views tiled, as :meth:`imagine` returns them.
         """
-        network = self._network
-        frames = network.pixels(torch.from_numpy(images).to(network.device)[:, None])[:, :, 0]
-        latents = network.vae.encode_first_frame(frames)[:, :, 0]
-        return latents.float().cpu().numpy()
+        return encoded_images(self._network, images, self._network.device)
 
     def _imagined(self, session: str) -> ImaginedVideo:
         episode = self._open(session)

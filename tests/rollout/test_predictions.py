@@ -1,12 +1,14 @@
 """What a policy predicts is kept, changes nothing, and reaches the page."""
 
 import json
+import shutil
 
 import av
 import numpy as np
 import pytest
 
 from dzrobot import DreamZeroPolicy, cli
+from dzrobot.policies.base import Policy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.evaluation.card import read_card
 from dzrobot.rollout.evaluation.comparison import read_results
@@ -14,15 +16,17 @@ from dzrobot.rollout.evaluation.evaluate import evaluate
 from dzrobot.rollout.evaluation.planning import (
     EvaluationRequest,
     RunOptions,
-    keeps_predictions,
+    predicting,
     prepare,
 )
-from dzrobot.rollout.pages.predicted import quick_scores, read_parts
+from dzrobot.rollout.pages.predicted import decode_predictions, quick_scores, read_parts
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.predictions import (
+    decode,
     latent_errors,
     prediction_files,
     read_predictions,
+    undecoded_files,
 )
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile, predictions_size
@@ -54,6 +58,8 @@ def results(tmp_path_factory, opened):
     root = tmp_path_factory.mktemp("predicted")
     for name, wanted, workers in (("with", None, 1), ("without", False, 0)):
         evaluate(opened, root / name, RunOptions(workers=workers, predictions=wanted))
+    shutil.copytree(root / "with", root / "undecoded")
+    decode_predictions(read_results(root / "with"))
     return root
 
 
@@ -152,9 +158,79 @@ def test_the_command_tells_how_predictions_go_along_with_success(results, capsys
 
 def test_without_films_predictions_are_kept_where_they_are_asked_for(opened):
     for videos, wanted, kept in (
-        ("all", None, True), ("all", False, False), ("none", None, False), ("none", True, True),
+        ("all", None, "later"), ("all", False, "off"), ("none", None, "off"),
+        ("none", True, "later"),
     ):  # fmt: skip
-        assert keeps_predictions(opened, RunOptions(videos=videos, predictions=wanted)) is kept
+        assert predicting(opened, RunOptions(videos=videos, predictions=wanted)) == kept
+
+
+@pytest.fixture
+def undecoded(results, tmp_path):
+    """Return a copy of the results with predictions that are still to be decoded, and its case."""
+    folder = shutil.copytree(results / "undecoded", tmp_path / "undecoded")
+    (case,) = RecordFile(folder, writable=False).records
+    return folder, case
+
+
+def test_predictions_are_decoded_when_they_are_read_and_only_once(undecoded, results, capsys):
+    pytest.importorskip("scipy", reason="no scipy: pip install -e '.[report]'")
+    folder, case = undecoded
+    assert read_predictions(folder, case) is None
+    assert all(file.is_file() for file in undecoded_files(folder, case))
+    assert cli.main(["compare", str(folder), "--predictions"]) == 0
+    said = capsys.readouterr().out
+    for own, decoded in zip(*(prediction_files(f, case) for f in (folder, results / "with"))):
+        assert own.read_bytes() == decoded.read_bytes()
+    assert not any(file.exists() for file in undecoded_files(folder, case))
+    assert cli.main(["compare", str(folder), "--predictions"]) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_a_decoding_that_was_cut_off_is_done_again(undecoded, results):
+    folder, case = undecoded
+    before = [file.read_bytes() for file in undecoded_files(folder, case)]
+
+    def broken(latents, without, plans=iter(range(2))):
+        return np.zeros((9, 64, 128, 3), np.uint8) if next(plans, None) == 0 else 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        decode(folder, case, Policy(), broken)
+    assert [file.read_bytes() for file in undecoded_files(folder, case)] == before
+    assert read_predictions(folder, case) is None
+    decode_predictions(read_results(folder))
+    for own, decoded in zip(*(prediction_files(f, case) for f in (folder, results / "with"))):
+        assert own.read_bytes() == decoded.read_bytes()
+
+
+@pytest.mark.parametrize("absent", ["gone", "changed"])
+def test_without_the_checkpoint_the_page_says_what_it_lacks(undecoded, tmp_path, capsys, caplog, absent):
+    pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
+    folder, _ = undecoded
+    card = json.loads((folder / "card.json").read_text())
+    if absent == "gone":
+        card["request"]["policy"]["name"] = str(tmp_path / "nowhere")
+        wanted = "nowhere"
+    else:
+        card["policy"]["weights"] = "0" * 64
+        wanted = "has other weights than when it was evaluated"
+    (folder / "card.json").write_text(json.dumps(card))
+    assert cli.main(["report", str(folder), "-o", str(tmp_path / "page")]) == 0
+    assert "predictions are left out" in caplog.text
+    assert wanted in caplog.text
+    assert "-predicted.mp4" not in (tmp_path / "page/report.html").read_text()
+    assert cli.main(["compare", str(folder), "--predictions"]) == 2
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_damaged_predictions_that_are_not_decoded_are_refused_by_name(
+    undecoded, tmp_path, capsys, number
+):
+    folder, case = undecoded
+    path = undecoded_files(folder, case)[number]
+    path.write_bytes(path.read_bytes()[:-100])
+    assert cli.main(["report", str(folder), "-o", str(tmp_path / "page")]) == 2
+    assert path.name in capsys.readouterr().err
 
 
 def test_what_predicts_nothing_is_refused_where_it_is_asked_for(tmp_path, capsys):

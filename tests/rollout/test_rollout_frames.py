@@ -14,6 +14,8 @@ from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ModalityError
 from dzrobot.policies.base import Policy, frame_offsets, reads_next
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.policies.wrapping import Wrapper
@@ -23,8 +25,13 @@ from dzrobot.rollout.environment import facts_of, omitter
 from dzrobot.rollout.episode import PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import evaluate
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
-from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy
-from dzrobot.rollout.predictions import PredictingActor, prediction_files, read_predictions
+from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy, open_coder
+from dzrobot.rollout.predictions import (
+    PredictingActor,
+    decode,
+    prediction_files,
+    read_predictions,
+)
 from dzrobot.rollout.protocol import PROTOCOLS, EpisodeRules, EvalSpec
 from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
 
@@ -198,6 +205,30 @@ def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_pat
     assert prompt.threads == unwilling.threads == {threading.current_thread()}
 
 
+@pytest.mark.parametrize("history", ["off", "recent"])
+def test_predictions_decoded_later_are_those_decoded_at_once(trained, tmp_path, history):
+    policy, found = trained[history], []
+    for later in (False, True):
+        folder = tmp_path / str(later)
+        inner = PolicyActor(policy=policy, noise_key=0)
+        actor = PredictingActor(inner=inner, folder=folder, case="one", later=later)
+        rules = EpisodeRules(seed=0, max_steps=2 * STEPS + 1)
+        hashed = run_episode(point(), actor, rules).action_sha256
+        assert actor.finish() is None
+        if later:
+            assert read_predictions(folder, "one") is None
+            weights = weights_hash(open_checkpoint(default_checkpoint()).weights)
+            card = {"weights": weights, "dtype": "float32"}
+            coder = open_coder(PolicySpec(name=str(default_checkpoint())), card)
+            decode(folder, "one", coder, coder.decode)
+        kept = read_predictions(folder, "one")
+        about = [replace(chunk, timing={}) for chunk in kept.chunks]
+        assert sum(chunk.latents != {} for chunk in about) >= 2
+        video = prediction_files(folder, "one")[1].read_bytes()
+        found.append((hashed, about, kept.executed, kept.states, kept.fps, video))
+    assert found[0] == found[1]
+
+
 def test_a_video_asked_for_later_is_that_of_its_plan(trained):
     # With memory: then both plans are parts of one video.
     policy, env = trained["recent"], point()
@@ -226,7 +257,8 @@ def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
         protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=2, max_steps=4,
         arguments={"resolution": 128},
     )  # fmt: skip
-    player = PolicySpec(name=str(default_checkpoint()), embodiment="libero_mini")
+    # A user's own: what a checkpoint predicts is decoded later.
+    player = PolicySpec(name="rollout_policies:dreaming", embodiment="libero_mini")
     ready = prepare(EvaluationRequest(spec=spec, policy=player))
     policy = ready.policy
     later = policy.imagine_later

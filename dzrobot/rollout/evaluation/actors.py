@@ -29,7 +29,7 @@ from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOp
 from dzrobot.rollout.evaluation.workers import WORKER_DIED, pool_opener
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.policy_use import RUNS_FILE
-from dzrobot.rollout.predictions import prediction_files
+from dzrobot.rollout.predictions import prediction_files, undecoded_files
 from dzrobot.rollout.protocol import EnvironmentKey, EpisodeSpec, environment_key
 from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import ERROR_FOLDER, LOCK_FILE, Record, storing
@@ -403,4 +403,5 @@ def _files_of(folder: Path, record: Record) -> tuple[Path, ...]:
     """Return where the files of an episode lie, those included that it may have."""
     video = () if record.video is None else (folder / record.video,)
     error = folder / ERROR_FOLDER / f"{record.case}.txt"
-    return (*video, *prediction_files(folder, record.case), error)
+    predicted = (*prediction_files(folder, record.case), *undecoded_files(folder, record.case))
+    return (*video, *predicted, error)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
@@ -542,19 +542,31 @@ def prepare(request: EvaluationRequest) -> Opened:
     return open_plan(plan(request))
 
 
-def keeps_predictions(opened: Opened, options: RunOptions) -> bool:
-    """Return whether predictions are kept.
+Predicting = Literal["off", "at once", "later"]
+"""Whether predictions are kept; and whether they are decoded as the run goes on, or as whoever
+reads them needs it."""
+
+
+def predicting(opened: Opened, options: RunOptions) -> Predicting:
+    """Return whether predictions are kept, and how.
+
+    Later they are decoded of checkpoints, which are found again by the card; not of compiled ones,
+    which an encoder that is not compiled would follow but for the last bits.
 
     Raises:
         ConfigError: they are asked for, and there are none.
     """
     why = next((text for excludes, text in _UNPREDICTED if excludes(opened)), None)
-    if why is None:
-        few = len(opened.plan.cases) <= PREDICTED_EPISODES and options.videos != "none"
-        return few if options.predictions is None else options.predictions
-    if options.predictions:
-        raise ConfigError(f"--predictions on: {why(opened)}; leave it out")
-    return False
+    if why is not None:
+        if options.predictions:
+            raise ConfigError(f"--predictions on: {why(opened)}; leave it out")
+        return "off"
+    few = len(opened.plan.cases) <= PREDICTED_EPISODES and options.videos != "none"
+    if not (few if options.predictions is None else options.predictions):
+        return "off"
+    policy = opened.plan.found.spec
+    found_again = policy.is_checkpoint and REQUEST in opened.card
+    return "later" if found_again and not policy.compile else "at once"
 
 
 def _video(opened: Opened) -> str:

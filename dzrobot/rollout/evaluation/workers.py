@@ -43,9 +43,10 @@ from dzrobot.rollout.evaluation.planning import (
     EvaluationRequest,
     Opened,
     OpenEngine,
+    Predicting,
     RunOptions,
     Variables,
-    keeps_predictions,
+    predicting,
 )
 from dzrobot.rollout.footage import EpisodeVideo, Photographed, Wanted, photo_file
 from dzrobot.rollout.perturbation import AblatedImages, PerturbedEpisodes
@@ -262,7 +263,7 @@ class WorkerPool:
         folder: Results folder.
         options: How it is run.
         engines: Makes the actors where time passes while the policy plans; None: it stands still.
-        predicts: Whether what the policy predicts is kept in the results folder.
+        predicts: Whether what the policy predicts is kept in the results folder, and how.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class WorkerPool:
         options: RunOptions,
         *,
         engines: MakeActor | None = None,
-        predicts: bool = False,
+        predicts: Predicting = "off",
     ) -> None:
         plan = opened.plan
         self._runner = EpisodeRunner(
@@ -450,9 +451,12 @@ class WorkerPool:
         if self._engines is not None:
             return self._engines(self._policy, session, case)
         actor = PolicyActor(policy=self._policy, session=session, noise_key=case.noise_key)
-        if not self._predicts:
+        if self._predicts == "off":
             return actor
-        return PredictingActor(inner=actor, folder=self._runner.folder, case=case.name)
+        return PredictingActor(
+            inner=actor, folder=self._runner.folder, case=case.name,
+            later=self._predicts == "later",
+        )  # fmt: skip
 
 
 def _record(folder: Path, case: EpisodeSpec, ended: _Finished, actor: Actor | None) -> Record:
@@ -499,7 +503,7 @@ def pool_opener(opened: Opened, options: RunOptions) -> OpenEngine:
     Raises:
         ConfigError: predictions are asked for, and there are none.
     """
-    plan, predicts, engines = opened.plan, keeps_predictions(opened, options), None
+    plan, predicts, engines = opened.plan, predicting(opened, options), None
     if plan.schedule is not None:
         from dzrobot.rollout.asynchronous.engine import Engines
 

@@ -19,17 +19,21 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from dzrobot.errors import ConfigError, ProtocolError
-from dzrobot.files import make_folders, write_text
+from dzrobot.files import is_inside, make_folders, write_text
 from dzrobot.importing import required
 from dzrobot.recording.media import VideoCodec, VideoFile
 from dzrobot.rollout.evaluation.comparison import Results
+from dzrobot.rollout.evaluation.planning import EvaluationRequest
 from dzrobot.rollout.evaluation.significance import RankCorrelation, rank_correlation
 from dzrobot.rollout.pages.content import Predicted, Run, Scores
+from dzrobot.rollout.policy_spec import open_coder
 from dzrobot.rollout.predictions import (
     Chunk,
     EpisodePredictions,
+    decode,
     prediction_files,
     read_predictions,
+    undecoded_files,
 )
 from dzrobot.rollout.protocol import EpisodeSpec
 from dzrobot.untrusted import parsing
@@ -48,6 +52,35 @@ from."""
 
 _WHERE_IT_MOVES = ("moving_psnr", "copy_moving_psnr")
 """Scores that a plan lacks in which no pixel moves."""
+
+
+def decode_predictions(
+    results: Results, show: Callable[[int, int], None] = lambda _done, _total: None
+) -> None:
+    """Decode what the evaluation has kept of predictions, where that was left for later.
+
+    What is decoded is kept beside the results, so that it is done once.
+
+    Args:
+        results: The evaluation.
+        show: Called with how many episodes are decoded, of how many.
+
+    Raises:
+        CheckpointError: the checkpoint is not there, or has changed.
+        ConfigError: the evaluation names a device that is not there.
+        ProtocolError: what was kept is damaged, or the results cannot be written.
+    """
+    folder = results.folder
+    there = {case.name: undecoded_files(folder, case.name) for case in results.cases}
+    waiting = [case for case, files in there.items() if all(is_inside(folder, f) for f in files)]
+    if not waiting:
+        return
+    policy = EvaluationRequest.of(results.card).policy
+    coder = open_coder(policy, results.card["policy"])
+    for done, case in enumerate(waiting):
+        show(done, len(waiting))
+        decode(folder, case, coder, coder.decode)
+    show(len(waiting), len(waiting))
 
 
 def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> Predicted | None:
@@ -366,12 +399,21 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return float(np.mean(numbers)) if numbers else None
 
 
-def predictions_table(runs: Sequence[Results]) -> Table:
+def predictions_table(
+    runs: Sequence[Results], show: Callable[[int, int], None] = lambda _done, _total: None
+) -> Table:
     """Return how far predicted video goes along with success.
 
+    Args:
+        runs: Evaluations.
+        show: As of :func:`decode_predictions`.
+
     Raises:
+        CheckpointError: as :func:`decode_predictions`.
         ConfigError: a run has kept no predictions.
     """
+    for run in runs:
+        decode_predictions(run, show)
     scored = [ScoredRun(name=run.name, results=run, scores=quick_scores(run)) for run in runs]
     for run in scored:
         if run.results.video != "full":

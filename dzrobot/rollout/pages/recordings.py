@@ -10,7 +10,7 @@ from dzrobot.files import explained, replacing
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.comparison import Results, read_results
 from dzrobot.rollout.pages.content import film_of
-from dzrobot.rollout.pages.predicted import read_parts
+from dzrobot.rollout.pages.predicted import decode_predictions, read_parts
 from dzrobot.rollout.predictions import EpisodePredictions, prediction_files, read_predictions
 from dzrobot.rollout.records import Record
 
@@ -31,15 +31,17 @@ def write_recordings(
     Args:
         folder: Results folder.
         output: Folder of the recordings; made if need be. One that is there is replaced.
-        show: Called with how many are done, of how many.
+        show: Called with how many are done, of how many; first of predictions that are decoded.
 
     Raises:
+        CheckpointError: predictions were to be decoded now, and the checkpoint is not there.
         ProtocolError: the folder holds no evaluation or a damaged one, or ``output`` cannot be
             written.
         MissingDependencyError: Rerun is not installed.
     """
     required("a Rerun recording", "rerun", "rerun")
     results = read_results(folder)
+    decode_predictions(results, show)
     ran = [case.name for case in results.cases if case.name in results.records]
     written = []
     for name in ran:

@@ -1,5 +1,6 @@
 """Writes the page: one HTML file, and the videos it plays in ``media/`` beside it."""
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
-from dzrobot.errors import ConfigError, DatasetError, ProtocolError
+from dzrobot.errors import CheckpointError, ConfigError, DatasetError, ProtocolError
 from dzrobot.files import explained, is_inside, make_folders, replacing, write_text
 from dzrobot.importing import required
 from dzrobot.rollout.evaluation.tables import failures_line, measures_line
@@ -30,10 +31,13 @@ from dzrobot.rollout.pages.predicted import (
     QUALITIES,
     QualityRow,
     ScoredRun,
+    decode_predictions,
     mean_scores,
     quality_rows,
     write_prediction,
 )
+
+_log = logging.getLogger(__name__)
 
 PAGE_FILE = "report.html"
 MEDIA_FOLDER = "media"
@@ -45,6 +49,7 @@ def write_page(
     show: Callable[[int, int], None] = lambda _done, _total: None,
     *,
     foreign: Sequence[Path] = (),
+    decoding: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
     """Write the page of one or two results folders, and return its path.
 
@@ -54,6 +59,9 @@ def write_page(
             replaced.
         show: Called with how many episodes are done, of how many.
         foreign: Results of other programs, to stand beside by task.
+        decoding: Called with how many episodes have their predictions decoded, of how many, where
+            that was left for now. If the checkpoint is not there, the page is without them, and
+            says so.
 
     Raises:
         ConfigError: none, or more than two folders.
@@ -63,6 +71,11 @@ def write_page(
     """
     required("a report", "report", "plotly")
     content = read_content(folders, foreign)
+    for run in content.runs:
+        try:
+            decode_predictions(run, decoding)
+        except (CheckpointError, ConfigError) as error:
+            _log.warning("%s: predictions are left out: %s", run.folder, error)
     with explained(f"write {output}", ProtocolError):
         output.mkdir(parents=True, exist_ok=True)
         videos = _copied(content, output, _film_of, ".mp4")

@@ -36,6 +36,7 @@ from dzrobot.policies.dreamzero.checkpoints.lora import (
 from dzrobot.policies.dreamzero.checkpoints.names import (
     DIT,
     TEXT,
+    VAE,
     canonical,
     conditions_of,
     is_adapter,
@@ -281,6 +282,30 @@ def filled_text_encoder(
     _give_memory(encoder, device, on_host)
     fill_network(encoder, weights)
     return encoder.eval().requires_grad_(requires_grad=False)
+
+
+def load_autoencoder(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, base: Base | None
+) -> WorldActionModel:
+    """Return the network of ``checkpoint`` of which the autoencoder alone has its weights.
+
+    Args:
+        checkpoint: Whose it is; nothing else is read of it.
+        device: Where the autoencoder goes.
+        dtype: What it computes in.
+        base: Holds what the checkpoint leaves out, see :class:`LoadOptions`.
+
+    Raises:
+        CheckpointError: It is incomplete or damaged.
+    """
+    network = build_network(checkpoint.config)
+    source = complete_source(checkpoint, base, network)
+    of_vae = renamed(source, lambda name: name[len(VAE) :] if name.startswith(VAE) else None)
+    vae = network.vae.to(dtype)
+    _give_memory(vae, device, ())
+    fill_network(vae, of_vae)
+    vae.eval().requires_grad_(requires_grad=False)
+    return network
 
 
 def _give_memory(root: nn.Module, device: torch.device, on_host: Container[nn.Module]) -> None:
