@@ -123,7 +123,7 @@ class VideoCoder(Policy):
         """
         if given.starts:
             self._video = ImaginedVideo([])
-        latents = torch.from_numpy(given.latents).to(self._device)
+        latents = torch.from_numpy(given.latents.copy()).to(self._device)
         self._video.parts.append(latents)
         newest = len(self._video.parts) - 1
         return as_images(self._video.frames(newest, self._network.vae, without=without))

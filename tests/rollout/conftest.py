@@ -35,6 +35,12 @@ class Steer:
         # Late in an episode it loses interest, so that some episodes fail.
         return np.clip(action, -1, 1) / max(1.0, len(steps) - 11.0)
 
+def dreaming(robot):
+    """The bundled policy, by another name than a checkpoint's."""
+    from dzrobot.policies.dreamzero.bundled import default_checkpoint
+    from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+    return DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment=robot)
+
 class Seeker:
     """Lives beside its environment, steers straight to the mark and remembers nothing."""
 

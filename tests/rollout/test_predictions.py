@@ -172,6 +172,11 @@ def undecoded(results, tmp_path):
     return folder, case
 
 
+def same_files(one, other, case):
+    pairs = zip(prediction_files(one, case), prediction_files(other, case), strict=True)
+    return all(own.read_bytes() == others.read_bytes() for own, others in pairs)
+
+
 def test_predictions_are_decoded_when_they_are_read_and_only_once(undecoded, results, capsys):
     pytest.importorskip("scipy", reason="no scipy: pip install -e '.[report]'")
     folder, case = undecoded
@@ -179,8 +184,7 @@ def test_predictions_are_decoded_when_they_are_read_and_only_once(undecoded, res
     assert all(file.is_file() for file in undecoded_files(folder, case))
     assert cli.main(["compare", str(folder), "--predictions"]) == 0
     said = capsys.readouterr().out
-    for own, decoded in zip(*(prediction_files(f, case) for f in (folder, results / "with"))):
-        assert own.read_bytes() == decoded.read_bytes()
+    assert same_files(folder, results / "with", case)
     assert not any(file.exists() for file in undecoded_files(folder, case))
     assert cli.main(["compare", str(folder), "--predictions"]) == 0
     assert capsys.readouterr().out == said
@@ -190,20 +194,23 @@ def test_a_decoding_that_was_cut_off_is_done_again(undecoded, results):
     folder, case = undecoded
     before = [file.read_bytes() for file in undecoded_files(folder, case)]
 
-    def broken(latents, without, plans=iter(range(2))):
-        return np.zeros((9, 64, 128, 3), np.uint8) if next(plans, None) == 0 else 1 / 0
+    plans = iter(range(2))
+
+    def broken(latents, without):
+        return np.zeros((9, 64, 128, 3), np.uint8) if next(plans) == 0 else 1 / 0
 
     with pytest.raises(ZeroDivisionError):
         decode(folder, case, Policy(), broken)
     assert [file.read_bytes() for file in undecoded_files(folder, case)] == before
     assert read_predictions(folder, case) is None
     decode_predictions(read_results(folder))
-    for own, decoded in zip(*(prediction_files(f, case) for f in (folder, results / "with"))):
-        assert own.read_bytes() == decoded.read_bytes()
+    assert same_files(folder, results / "with", case)
 
 
 @pytest.mark.parametrize("absent", ["gone", "changed"])
-def test_without_the_checkpoint_the_page_says_what_it_lacks(undecoded, tmp_path, capsys, caplog, absent):
+def test_without_the_checkpoint_the_page_says_what_it_lacks(
+    undecoded, tmp_path, capsys, caplog, absent
+):
     pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
     folder, _ = undecoded
     card = json.loads((folder / "card.json").read_text())
