@@ -95,6 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulators of the evaluation (default: 0, in the policy's process)",
     )  # fmt: skip
     parser.add_argument(
+        "--profile", action="store_true", default=None,
+        help="eval: processor seconds of each part of an episode, its share of the page included, "
+        "and what the whole evaluation of --protocol will take",
+    )  # fmt: skip
+    parser.add_argument(
+        "--protocol", type=flags.text,
+        help="with --profile: rules of a published score, as of `dzrobot eval`",
+    )  # fmt: skip
+    parser.add_argument(
         "--rate", type=flags.number(0.1, 1000), metavar="HZ",
         help="control steps of a robot per second: say which ways of planning keep up with it",
     )  # fmt: skip

@@ -176,9 +176,13 @@ def measure_eval(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
     """Return episodes per minute of a short evaluation, and how busy the device was meanwhile.
 
     As many episodes as ``repeats``, one for one; those before, in which simulators and kernels are
-    built, do not count.
+    built, do not count. With ``profile``, what an episode consists of instead.
     """
     check_simulator(settings.env)
+    if settings.profile:
+        from dzrobot.training.bench.episode_cost import measure_episodes
+
+        return measure_episodes(settings, folder)
     ahead = max(1, settings.workers)
     prepared = prepare(
         EvaluationRequest(

@@ -60,6 +60,13 @@ class BenchSettings(FrozenConfig):
     env: str = "dzrobot/lift-v0"
     """Gymnasium id of a simulator, of the parts ``env`` and ``eval``."""
 
+    profile: bool | None = None
+    """Whether the part ``eval`` counts what an episode consists of; None: it does not."""
+
+    protocol: str | None = None
+    """Whose evaluation ``profile`` estimates; None: ``standard-10x50`` of a suite of LIBERO, else
+    ``custom``."""
+
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Simulators of the part ``eval``; 0: in the policy's process."""
 
