@@ -19,7 +19,6 @@ from dzrobot.errors import (
     ConfigError,
     ErrorCapture,
     UnknownNameError,
-    find,
     preview,
     suggest,
 )
@@ -49,8 +48,6 @@ LEROBOT = "lerobot:"
 
 _ACTING = ("execute", "dit_steps", "solver_steps", "solver", "cfg_scale", "video", "seed")
 """What a checkpoint's actions depend on beyond history and noise, which protocols name."""
-
-_DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
 
 BUNDLED = ""
 """Name of the policy that comes with the package."""
@@ -408,8 +405,8 @@ def open_coder(spec: PolicySpec, card: Mapping[str, Any]) -> "VideoCoder":
         )
     device = torch.device(chosen_device(spec.device))
     check_device(device)
-    dtype = find(_DTYPES, "dtype on the card", str(card.get("dtype")))
-    return VideoCoder(load_autoencoder(checkpoint, device, getattr(torch, dtype), spec.base))
+    dtype = torch.bfloat16 if card.get("dtype") == "bfloat16" else torch.float32
+    return VideoCoder(load_autoencoder(checkpoint, device, dtype, spec.base))
 
 
 def load_factory(name: str) -> Callable[[Any], Any]:

@@ -184,7 +184,8 @@ class Simulation:
             SimulatorError: the physics diverged.
         """
         use_context(self._env.sim)
-        raw: Raw = self._env.step(action)[0]
+        with _stages_once(self._env.sim):
+            raw: Raw = self._env.step(action)[0]
         self._check_physics()
         return raw
 
@@ -218,6 +219,50 @@ class Simulation:
                     f"the physics diverged ({kind.name}); reset the environment. If it happens "
                     "again from the same start, the action sequence drives the arm into the scene."
                 )
+
+
+@contextmanager
+def _stages_once(sim: Any) -> Iterator[None]:
+    """Compute positions and velocities once per physics step while the block runs, not three times.
+
+    robosuite derives everything before its controller runs, again inside it, and MuJoCo does so in
+    the step itself. What follows from the state alone comes out the same each time. The solver does
+    not: it starts from what it found last, so it runs as often as before, and every state is the
+    same to the bit.
+
+    Args:
+        sim: robosuite's. Its model must not change meanwhile.
+    """
+    import mujoco
+
+    model, data = sim.model._model, sim.data._data
+    splits = model.opt.integrator != mujoco.mjtIntegrator.mjINT_RK4
+    known = b""
+
+    def state() -> bytes:
+        parts = (data.qpos, data.qvel, data.act, data.mocap_pos, data.mocap_quat)
+        return b"".join(part.tobytes() for part in parts)
+
+    def forward() -> None:
+        nonlocal known
+        now = state()
+        if now == known:
+            mujoco.mj_forwardSkip(model, data, int(mujoco.mjtStage.mjSTAGE_VEL), 0)
+        else:
+            mujoco.mj_forward(model, data)
+            known = now
+
+    def step(with_udd: bool = True) -> None:
+        if splits and state() == known:
+            mujoco.mj_step2(model, data)
+        else:
+            mujoco.mj_step(model, data)
+
+    sim.forward, sim.step = forward, step
+    try:
+        yield
+    finally:
+        del sim.forward, sim.step
 
 
 @dataclass(frozen=True, kw_only=True)

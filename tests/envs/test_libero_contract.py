@@ -1,5 +1,6 @@
 """LIBERO and Lift keep Gymnasium's contract: one set of properties over both."""
 
+import contextlib
 import pickle
 import warnings
 from pathlib import Path
@@ -184,6 +185,35 @@ def test_a_scene_that_begins_again_is_one_that_is_compiled_anew(shared, monkeypa
     monkeypatch.setattr(sim, "copy", lambda model: None)
     assert_same(begun(shared, resets), again)
     assert len(compiled) == resets + 1
+
+
+@lift_first
+def test_stages_of_a_step_are_computed_once_and_no_state_changes(shared, monkeypatch):
+    """robosuite asks for all of them three times; the solver alone depends on how often it ran."""
+    import mujoco
+
+    names = ("qpos", "qvel", "qacc", "qacc_warmstart", "xpos", "qfrc_constraint", "sensordata")
+    whole = []
+    forward, step = mujoco.mj_forward, mujoco.mj_step
+    monkeypatch.setattr(mujoco, "mj_forward", lambda *given: whole.append(1) or forward(*given))
+    monkeypatch.setattr(mujoco, "mj_step", lambda *given: whole.append(1) or step(*given))
+
+    def played():
+        states = []
+        shared.reset(seed=4)
+        for action in actions(4):
+            whole.clear()
+            shared.step(action)
+            data = shared.unwrapped.simulation.env.sim.data._data
+            states += [np.array(getattr(data, name)) for name in names]
+        return states, len(whole)
+
+    once, few = played()
+    monkeypatch.setattr(sim, "_stages_once", lambda sim: contextlib.nullcontext())
+    thrice, many = played()
+    assert many == 3 * few, "of three, one is left"
+    for one, other in zip(once, thrice, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_observations_are_fresh_and_complete(shared):
