@@ -5,7 +5,7 @@ The page is counted with it, as what it shows is decoded when it is written.
 
 import importlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ class Account:
     """Shares out time: it is counted for the innermost part that runs."""
 
     clock: Callable[[], float] = time.process_time
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _open: list[str] = field(default_factory=lambda: ["bookkeeping"])
     _since: float = field(init=False)
 
@@ -70,7 +70,7 @@ class Account:
     def settle(self) -> dict[str, float]:
         """Return what was counted since the last call."""
         self._count()
-        found, self.seconds = dict(self.seconds), Counter()
+        found, self.seconds = dict(self.seconds), defaultdict(float)
         return found
 
     @contextmanager

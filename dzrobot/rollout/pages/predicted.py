@@ -412,8 +412,8 @@ def predictions_table(
         CheckpointError: as :func:`decode_predictions`.
         ConfigError: a run has kept no predictions.
     """
-    for run in runs:
-        decode_predictions(run, show)
+    for results in runs:
+        decode_predictions(results, show)
     scored = [ScoredRun(name=run.name, results=run, scores=quick_scores(run)) for run in runs]
     for run in scored:
         if run.results.video != "full":
