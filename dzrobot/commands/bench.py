@@ -89,6 +89,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lerobot", type=flags.text, metavar="PYTHON",
         help="of an environment that has LeRobot: how long its dataset class takes for the samples",
     )  # fmt: skip
+    _add_evaluation(parser)
+    parser.add_argument(
+        "--rate", type=flags.number(0.1, 1000), metavar="HZ",
+        help="control steps of a robot per second: say which ways of planning keep up with it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--graphs", action="store_true", help="with --rate: as `dzrobot eval --graphs`, on a GPU"
+    )
+    _add_results(parser)
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    """Declare what is simulated and evaluated."""
     parser.add_argument("--env", type=flags.text, help="a simulator (default: dzrobot/lift-v0)")
     parser.add_argument(
         "--workers", type=flags.whole(0, 1024),
@@ -103,14 +116,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--protocol", type=flags.text,
         help="with --profile: rules of a published score, as of `dzrobot eval`",
     )  # fmt: skip
-    parser.add_argument(
-        "--rate", type=flags.number(0.1, 1000), metavar="HZ",
-        help="control steps of a robot per second: say which ways of planning keep up with it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--graphs", action="store_true", help="with --rate: as `dzrobot eval --graphs`, on a GPU"
-    )
-    _add_results(parser)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
