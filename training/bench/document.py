@@ -64,8 +64,8 @@ class BenchSettings(FrozenConfig):
     """Whether the part ``eval`` counts what an episode consists of; None: it does not."""
 
     protocol: str | None = None
-    """Whose evaluation ``profile`` estimates; None: ``standard-10x50`` of a suite of LIBERO, else
-    ``custom``."""
+    """Protocol of the evaluation that ``profile`` estimates; None: ``standard-10x50`` of a suite of
+    LIBERO, else ``custom``."""
 
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Simulators of the part ``eval``; 0: in the policy's process."""

@@ -161,10 +161,10 @@ class FormCost:
     """What was counted of one way to run episodes."""
 
     episodes: tuple[Mapping[str, float], ...]
-    """Of each episode, seconds by part."""
+    """Seconds by part, for each episode."""
 
     page: Mapping[str, float]
-    """Of the page of all of them."""
+    """Seconds by part of the page of all of them."""
 
     successes: int
     actions: tuple[str, ...]

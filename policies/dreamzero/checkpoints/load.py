@@ -290,7 +290,7 @@ def load_autoencoder(
     """Return the network of ``checkpoint`` of which the autoencoder alone has its weights.
 
     Args:
-        checkpoint: Whose it is; nothing else is read of it.
+        checkpoint: The one that has it; nothing else is read of it.
         device: Where the autoencoder goes.
         dtype: What it computes in.
         base: Holds what the checkpoint leaves out, see :class:`LoadOptions`.
