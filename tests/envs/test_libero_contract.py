@@ -204,7 +204,7 @@ def test_stages_of_a_step_are_computed_once_and_no_state_changes(shared, monkeyp
         for action in actions(4):
             whole.clear()
             shared.step(action)
-            data = shared.unwrapped.simulation.env.sim.data._data
+            data = shared.unwrapped.simulation.env.sim.data
             states += [np.array(getattr(data, name)) for name in names]
         return states, len(whole)
 
