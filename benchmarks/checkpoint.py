@@ -1,23 +1,32 @@
-"""Load time and peak memory of a sharded checkpoint, against plain loading.
+"""Time and peak memory of loading, merging and converting weights.
 
-Writes a synthetic 5B-style checkpoint (2 GB of bfloat16 in ten shards), then loads it in fresh
-processes that take turns: ours, and `safetensors.torch.load_file` on every shard followed by
-`load_state_dict`. Both end with a network in host memory; the second row is ours without the check
-for NaN. The last row reads every weight without keeping it: what the host needs while a network on
-another device is filled. `--also-dict` adds `load_file` alone, every page touched once.
+Writes a synthetic 5B-style checkpoint (2 GB of bfloat16) in one layout after the other and handles
+it in fresh processes that take turns. Memory is what the process holds beyond what it held with
+torch and this package imported: at its peak in all (mapped pages of files counted, as the system
+counts them), and the highest of its own memory and of mapped files apart. The ratio is that of the
+peak to the weights that stay.
 
-    python benchmarks/checkpoint.py --rounds 5
+    python benchmarks/checkpoint.py --rounds 3
+    python benchmarks/checkpoint.py --rounds 3 --layouts shards --also-plain
+    python benchmarks/checkpoint.py --sparse-14b
+
+`--also-plain` adds `safetensors.torch.load_file` on every shard followed by `load_state_dict`.
+`--sparse-14b` merges and converts the published 14B without room for it: files are zeros that take
+no place, and what is written has its zeros taken out again while the command runs (`fallocate`, on
+Linux). Nothing stays in memory then, so the peak is compared with the largest tensor.
 """
 
 import argparse
 import json
-import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +34,7 @@ import torch
 from safetensors.torch import load_file
 
 from dzrobot.embodiments.registry import load_embodiment
-from dzrobot.policies.dreamzero.checkpoints import load
+from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import (
     Sidecars,
     open_checkpoint,
@@ -33,17 +42,20 @@ from dzrobot.policies.dreamzero.checkpoints.directory import (
 )
 from dzrobot.policies.dreamzero.checkpoints.load import (
     LoadOptions,
-    expected_shapes,
+    empty_network,
     load_network,
     load_weights,
+    slots,
 )
-from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions
+from dzrobot.policies.dreamzero.checkpoints.lora import trained_with_adapters
+from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions, write_json
 from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
-from dzrobot.policies.dreamzero.network.config import NetworkConfig
+from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, tiny_config
 
 SHARDS = 10
+LAYOUTS = ("shards", "file", "adapters", "full_weights", "dcp")
 
 
 def sized_config(gigabytes: float) -> NetworkConfig:
@@ -60,12 +72,6 @@ def ours(folder: Path) -> object:
     return load_network(open_checkpoint(folder), LoadOptions(dtype=torch.bfloat16))
 
 
-def unchecked(folder: Path) -> object:
-    """Load without looking for NaN, in a process of its own."""
-    load.is_finite = lambda _: True
-    return ours(folder)
-
-
 def plain(folder: Path) -> object:
     config = NetworkConfig.from_dict(json.loads((folder / "config.json").read_text()))
     with torch.device("meta"):
@@ -79,103 +85,203 @@ def plain(folder: Path) -> object:
     return network
 
 
-def dictionary(folder: Path) -> object:
-    state = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        state.update(load_file(shard))
-    return state, sum(tensor.view(torch.int16).sum().item() for tensor in state.values())
-
-
 def elsewhere(folder: Path) -> object:
     """Read as for a device with memory of its own: what the host needs then."""
     weights = open_checkpoint(folder).weights
     return sum(t.view(torch.int16).sum().item() for _, t in weights.stream(weights.tensors))
 
 
+def rewritten(folder: Path) -> None:
+    """Write as an official folder; adapters are merged."""
+    merge = open_checkpoint(folder).has_adapters
+    with tempfile.TemporaryDirectory(dir=folder.parent) as target:
+        convert([folder], Path(target) / "out", ConvertOptions(merge=merge))
+
+
+def exported(folder: Path) -> None:
+    """Write adapters and their base as one network, as `dzrobot export` does."""
+    base = str(folder.with_name("base"))
+    options = ConvertOptions(whole=True, base=(base,), dtype=torch.bfloat16)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as target, _holes(Path(target)):
+        convert([folder], Path(target) / "out", options)
+
+
+def copied(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as target, _holes(Path(target)):
+        convert([folder], Path(target) / "out", ConvertOptions(dtype=torch.bfloat16))
+
+
 METHODS: dict[str, Callable[[Path], object]] = {
-    "ours": ours,
-    "ours, NaN not looked for": unchecked,
+    "load": ours,
+    "read, network elsewhere": elsewhere,
+    "convert": rewritten,
     "load_file + load_state_dict": plain,
-    "ours, network elsewhere": elsewhere,
-    "load_file, touched": dictionary,
+    "export of the 14B": exported,
+    "convert of the 14B": copied,
 }
+STAYS = {"load", "load_file + load_state_dict"}
+
+
+@contextmanager
+def _holes(folder: Path) -> Iterator[None]:
+    """Take the zeros out of the files that appear in ``folder`` while the block runs."""
+    done = threading.Event()
+
+    def dig() -> None:
+        while not done.wait(0.5):
+            for file in folder.rglob("*.safetensors"):
+                if file.stat().st_blocks * 512 > 2**28:
+                    command = ["fallocate", "--dig-holes", str(file)]
+                    subprocess.run(command, check=False, capture_output=True)
+
+    thread = threading.Thread(target=dig)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Load once; return seconds, processor seconds and peak memory in bytes."""
+    """Run once; return seconds, processor seconds and memory in bytes."""
     torch.set_num_threads(1)
+    idle, highest, done = _status(), dict.fromkeys(("RssAnon", "RssFile"), 0.0), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            now = _status()
+            for key, value in highest.items():
+                highest[key] = max(value, now[key] - idle[key])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     before, cpu = time.perf_counter(), time.process_time()
-    base = _peak()
     kept = METHODS[name](folder)
-    row = {
-        "seconds": time.perf_counter() - before,
-        "cpu_seconds": time.process_time() - cpu,
-        "peak_bytes": float(_peak()),
-        "before_bytes": float(base),
-    }
+    row = {"seconds": time.perf_counter() - before, "cpu": time.process_time() - cpu}
+    done.set()
+    watcher.join()
     del kept
-    return row
+    return {**row, **highest, "peak": _status()["VmHWM"] - idle["VmRSS"]}
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _status() -> dict[str, float]:
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {line[0][:-1]: float(line[1]) * 1024 for line in lines if line[-1] == "kB"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--also-dict", action="store_true")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument("--also-plain", action="store_true")
+    parser.add_argument("--sparse-14b", action="store_true")
     parser.add_argument("--measure", nargs=2, metavar=("METHOD", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(args.measure[0], Path(args.measure[1]))))
         return
-    names = [name for name in METHODS if args.also_dict or name != "load_file, touched"]
     with tempfile.TemporaryDirectory() as root:
-        folder = _write(Path(root) / "checkpoint", args.gigabytes)
-        rows: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-        for turn in range(args.rounds + 1):
-            for name in names[turn % 2 :] + names[: turn % 2]:
-                command = [sys.executable, __file__, "--measure", name, str(folder)]
-                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                # The first turn fills the page cache and is not counted.
-                if turn:
-                    rows[name].append(json.loads(output))
-    _report(rows)
+        if args.sparse_14b:
+            _sparse_14b(Path(root))
+            return
+        for layout in args.layouts:
+            folder, weights = _write(Path(root), args.gigabytes, layout)
+            names = ["load", "read, network elsewhere"]
+            names += ["convert"] if layout in ("shards", "adapters") else []
+            names += (
+                ["load_file + load_state_dict"] if args.also_plain and layout == "shards" else []
+            )
+            _report(layout, weights, _turns(names, folder, args.rounds))
+            shutil.rmtree(folder)
 
 
-def _write(folder: Path, gigabytes: float) -> Path:
+def _turns(names: list[str], folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            output = _measured(name, folder)
+            # The first turn fills the page cache and is not counted.
+            if turn:
+                rows[name].append(output)
+    return rows
+
+
+def _measured(name: str, folder: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", name, str(folder)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(json.loads(output))
+
+
+def _write(root: Path, gigabytes: float, layout: str) -> tuple[Path, float]:
+    """Return the folder, and the bytes of the network's weights."""
     config = sized_config(gigabytes)
-    shapes = expected_shapes(config)
-    source = TinyWeightsSource(shapes, 0, torch.bfloat16)
-    total = sum(info.nbytes for info in source.tensors.values())
-    options = ShardOptions(shard_bytes=total // SHARDS + 20_000_000)
-    write_directory(folder, source, Sidecars(config_json=config.to_dict()), options)
-    files = list(folder.glob("*.safetensors"))
-    largest = max(file.stat().st_size for file in files)
-    print(f"{total / 1e9:.2f} GB, {len(files)} shards, largest {largest / 1e9:.2f} GB")
-    return folder
+    stay = sum(2 * torch.Size(shape).numel() for shape in _shapes(config, is_lora=False).values())
+    is_lora = layout == "adapters"
+    source = TinyWeightsSource(_shapes(config, is_lora=is_lora), 0, torch.bfloat16)
+    options = ShardOptions(shard_bytes=stay // SHARDS + 20_000_000 if layout != "file" else 2**50)
+    sidecars = Sidecars(config_json=_config_json(config, is_lora=is_lora), complete=not is_lora)
+    folder = write_directory(root / "weights", source, sidecars, options)
+    if layout in ("full_weights", "dcp"):
+        other = root / "weights.pt" if layout == "full_weights" else root / "weights_dcp"
+        convert([folder], other, ConvertOptions(to=layout))  # type: ignore[arg-type]
+        for file in folder.glob("model*"):
+            file.unlink()
+        target = "full_weights.pt" if layout == "full_weights" else "dcp_checkpoint"
+        shutil.move(other, folder / target)
+    return folder, stay
 
 
-def _report(rows: dict[str, list[dict[str, float]]]) -> None:
+def _shapes(config: NetworkConfig, *, is_lora: bool) -> dict[str, tuple[int, ...]]:
+    network = empty_network(config, is_lora=is_lora, text_encoder=True)
+    return {name: slot.shape for name, slot in slots(network).items()}
+
+
+def _config_json(config: NetworkConfig, *, is_lora: bool) -> dict[str, object]:
+    head = replace(config.head, train_architecture="lora" if is_lora else "full")
+    return replace(config, head=head).to_dict()
+
+
+def _sparse_14b(root: Path) -> None:
+    config = preset("14b")
+    whole = _shapes(config, is_lora=True)
+    parts = {
+        "base": {n: s for n, s in whole.items() if ".lora_" not in n},
+        "adapters": {n: s for n, s in whole.items() if trained_with_adapters(n)},
+    }
+    for name, shapes in parts.items():
+        (root / name).mkdir()
+        write_json(root / name / "config.json", _config_json(config, is_lora=name == "adapters"))
+        _sparse(root / name / "model.safetensors", shapes)
+    largest = 2.0 * max(torch.Size(shape).numel() for shape in whole.values())
+    for name, folder in (("export of the 14B", "adapters"), ("convert of the 14B", "base")):
+        _report("zeros", largest, {name: [_measured(name, root / folder)]})
+
+
+def _sparse(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write a safetensors file of zeros in bfloat16 that takes no place."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    with file.open("wb") as out:
+        out.write(len(content).to_bytes(8, "little") + content)
+        out.truncate(8 + len(content) + end)
+
+
+def _report(layout: str, weights: float, rows: Mapping[str, list[dict[str, float]]]) -> None:
     for name, runs in rows.items():
         mid = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        against = f"{mid['peak'] / weights:5.2f} of the weights" if name in STAYS else ""
+        if layout == "zeros":
+            against = f"largest tensor {weights / 1e9:.2f} GB"
         print(
-            f"{name:28} {mid['seconds']:6.2f} s  {mid['cpu_seconds']:6.2f} s processor  "
-            f"{mid['peak_bytes'] / 1e9:5.2f} GB peak ({mid['before_bytes'] / 1e9:.2f} before)"
-        )
-    for name in list(rows)[1:]:
-        if name.startswith("ours"):
-            continue
-        pairs = list(zip(rows["ours"], rows[name], strict=True))
-        ratios = {
-            key: statistics.median(a[key] / b[key] for a, b in pairs)
-            for key in ("seconds", "cpu_seconds", "peak_bytes")
-        }
-        print(
-            f"ours over {name}: {ratios['seconds']:.2f} time, {ratios['cpu_seconds']:.2f} "
-            f"processor time, {ratios['peak_bytes']:.2f} peak memory (targets 1.2 and 0.6)"
+            f"{layout:13} {name:28} {mid['seconds']:7.2f} s  {mid['cpu']:7.2f} s processor  "
+            f"peak {mid['peak'] / 1e9:5.2f} GB  (own {mid['RssAnon'] / 1e9:5.2f}, "
+            f"mapped {mid['RssFile'] / 1e9:5.2f})  {against}",
+            flush=True,
         )
 
 

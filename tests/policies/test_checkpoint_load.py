@@ -6,7 +6,9 @@ import math
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_layouts import (
@@ -17,11 +19,15 @@ from checkpoint_layouts import (
     write_dcp_run,
     write_pickled,
 )
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dzrobot.errors import UnknownNameError
+from dzrobot.errors import CheckpointError, UnknownNameError
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.policies.dreamzero.checkpoints import lora, sources
 from dzrobot.policies.dreamzero.checkpoints.coldstart import new_names
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
@@ -34,8 +40,17 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     official_state,
     slots,
 )
-from dzrobot.policies.dreamzero.checkpoints.lora import AdapterConfig, inject_adapters
-from dzrobot.policies.dreamzero.checkpoints.names import canonical
+from dzrobot.policies.dreamzero.checkpoints.lora import (
+    AdapterConfig,
+    MergedSource,
+    inject_adapters,
+)
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, canonical
+from dzrobot.policies.dreamzero.checkpoints.shards import (
+    ShardOptions,
+    save_tensors,
+    write_weights,
+)
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.keymap import PREFIXES
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
@@ -88,6 +103,151 @@ def test_official_directory(tiny, tmp_path, shards):
 def test_full_weights(tiny, tmp_path, nesting):
     run = write_pickled(tiny, tmp_path / "global_step_9", nesting)
     assert_equal(loaded(run), tensors_of(tiny))
+
+
+class Held:
+    """A source that counts the bytes of what it has given out and is still held by anybody."""
+
+    def __init__(self, source):
+        self.source = source
+        self.origin, self.layout, self.tensors = source.origin, source.layout, source.tensors
+        self.most = self.mapped = 0
+        self._given = []
+
+    def stream(self, names):
+        for number, (name, tensor) in enumerate(self.source.stream(names)):
+            if number % 100 == 50 and not self.origin.endswith(".pt"):
+                self.mapped = max(self.mapped, mapped_bytes(self.origin))
+            self._given.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+            self._given = [(ref, size) for ref, size in self._given if not ref.expired()]
+            self.most = max(self.most, sum(size for _, size in self._given))
+            yield name, tensor
+            del tensor
+
+
+def mapped_bytes(folder):
+    """Return the bytes of files below ``folder`` that this process holds mapped in memory."""
+    pages, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("Rss:"):
+            pages += inside * int(line.split()[1])
+        elif not line.split()[0].endswith(":"):
+            inside = folder in line
+    return 1024 * pages
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes that operators have made and that are still held."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+        self._made = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+            ref = StorageWeakRef(made.untyped_storage())
+            self._made[ref.cdata] = (ref, made.untyped_storage().nbytes())
+        self._made = {key: kept for key, kept in self._made.items() if not kept[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._made.values()))
+        return made
+
+
+@pytest.mark.parametrize("write", [
+    lambda origin, target: origin,
+    lambda origin, target: write_pickled(origin, target, "flat"),
+    write_dcp_run,
+], ids=["directory", "full_weights", "dcp"])  # fmt: skip
+def test_weights_are_read_one_tensor_at_a_time(tiny, tmp_path, monkeypatch, write):
+    """Beside those that stay, the largest one and a part of a file are held, whatever the size."""
+    monkeypatch.setattr(sources, "PART_BYTES", 250_000)
+    weights = Held(open_checkpoint(write(tiny, tmp_path / "written")).weights)
+    sizes = [info.nbytes for info in weights.tensors.values()]
+    bound = max(sizes) + max(250_000, sum(sizes) / 32)
+    assert sum(sizes) > 5 * bound
+    network = build_network(open_checkpoint(tiny).config).to_empty(device="cpu")
+    load_weights(network, weights)
+    assert max(sizes) <= weights.most <= bound
+    # The system maps pages around those that are read.
+    assert weights.mapped < sum(sizes) / 2
+    weights.most = 0
+    del network
+    (tmp_path / "out").mkdir()
+    write_weights(tmp_path / "out", weights)
+    assert weights.most <= bound
+    wanted = {name: tensor.clone() for name, tensor in weights.source.stream(weights.tensors)}
+    assert_equal(load_file(tmp_path / "out/model.safetensors"), wanted)
+
+
+def test_weights_are_written_one_tensor_at_a_time(tmp_path):
+    values = {f"action_head.{i}": torch.randn(64, 64) for i in range(8)}
+    source, options = sources.StateDictSource(values=values), ShardOptions(dtype=torch.bfloat16)
+    with Allocated() as copies:
+        (file,) = write_weights(tmp_path, source, options)
+    assert copies.most == 2 * 64 * 64
+    assert_equal(load_file(file), {name: value.bfloat16() for name, value in values.items()})
+
+
+def test_adapters_are_merged_one_layer_at_a_time(monkeypatch):
+    """Two matrices, and one product in float32; the bits are those of the sum written out."""
+    generator = torch.Generator().manual_seed(3)
+    names = [f"{DIT}blocks.{i}.self_attn.q" for i in range(12)]
+    state = {}
+    for name in names:
+        for end, shape in (
+            ("weight", (96, 80)), ("lora_A.default.weight", (4, 80)),
+            ("lora_B.default.weight", (96, 4)),
+        ):  # fmt: skip
+            state[f"{name}.{end}"] = torch.randn(shape, generator=generator).bfloat16()
+    adapters = AdapterConfig(r=4, lora_alpha=6.0, target_modules=["q"])
+    wanted = {
+        f"{name}.weight": state[f"{name}.weight"].float() + 1.5 * (
+            state[f"{name}.lora_B.default.weight"].float()
+            @ state[f"{name}.lora_A.default.weight"].float()
+        )
+        for name in names
+    }  # fmt: skip
+    pair = 2 * 4 * (96 + 80)
+    monkeypatch.setattr(lora, "PART_BYTES", 3 * pair)
+    held = Held(sources.StateDictSource(values=state))
+    with Allocated() as made:
+        merged = MergedSource(held, adapters)
+        found = {}
+        for name, tensor in merged.stream(merged.tensors):
+            found[name] = tensor.numpy().copy()
+            del tensor
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        np.testing.assert_array_equal(found[name], tensor.numpy())
+    # Three pairs as they are stored, one in float32, and one product.
+    assert made.most <= 3 * pair + 2 * pair + 4 * 96 * 80
+
+
+def test_files_have_the_bytes_of_the_library(tmp_path):
+    """Order, header and padding are those of safetensors, for every dtype and odd shapes."""
+    shapes = [(), (0, 3), (3, 5)]
+    tensors = {
+        f"{'é' if i else 'e'}{i}.{dtype}": torch.zeros(shape, dtype=torch.uint8).to(dtype)
+        for dtype in sources.DTYPE_NAMES for i, shape in enumerate(shapes)
+    }  # fmt: skip
+    tensors["turned"] = torch.arange(6.0).reshape(2, 3).T
+    save_tensors(tensors, tmp_path / "ours")
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(plain, tmp_path / "library", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "library").read_bytes()
+    with pytest.raises(CheckpointError, match="uint16"):
+        save_tensors({"odd": torch.zeros(2, dtype=torch.uint16)}, tmp_path / "odd")
+
+
+def test_a_pickle_that_changes_while_it_is_read_is_refused(tmp_path):
+    file = tmp_path / "weights.pt"
+    torch.save({"action_head.a": torch.ones(3), "action_head.b": torch.ones(4)}, file)
+    source = sources.open_pickled(file)
+    torch.save({"action_head.a": torch.ones(3), "action_head.b": torch.ones(5)}, file)
+    with pytest.raises(CheckpointError, match="was changed while it was read"):
+        list(source.stream(source.tensors))
 
 
 def test_distributed_checkpoint(tiny, tmp_path):

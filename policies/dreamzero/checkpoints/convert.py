@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dzrobot.errors import CheckpointError
@@ -221,17 +222,25 @@ def _write(
         assert sidecars is not None
         write_adapters(target, weights, sidecars, options.dtype)
         return
-    # Both formats are written in one piece by torch: this needs host memory for all weights.
-    state = {
-        rename(name): tensor.to(options.dtype or weights.tensors[name].dtype, copy=True)
-        for name, tensor in weights.stream(weights.tensors)
-    }
+    held = {rename(name): name for name in weights.tensors}
+    dtypes = {name: options.dtype or info.dtype for name, info in weights.tensors.items()}
+
+    def read(renamed_to: str) -> Tensor:
+        name = held[renamed_to]
+        ((_, tensor),) = weights.stream([name])
+        return tensor.to(dtypes[name], copy=True)
+
     with written_whole(target) as temporary:
         try:
             if options.to == "dcp":
-                write_dcp(temporary, state)
+                shapes = {
+                    new: torch.empty(weights.tensors[name].shape, dtype=dtypes[name], device="meta")
+                    for new, name in held.items()
+                }
+                write_dcp(temporary, shapes, read)
             else:
-                torch.save(state, temporary)
+                # torch writes a pickle in one piece: this needs host memory for all weights.
+                torch.save({name: read(name) for name in held}, temporary)
         except (RuntimeError, CheckpointException) as error:
             # Torch loses the system's own reason.
             raise CheckpointError(

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     FileSystem,
     FileSystemReader,
@@ -279,18 +280,25 @@ class DcpSource:
 
 
 def _assembled(name: str, stored: Stored, handles: Mapping[Path, BinaryIO]) -> Tensor:
+    if [piece.sizes for piece in stored.pieces] == [stored.shape]:
+        return _checked_piece(name, stored, stored.pieces[0], handles).contiguous()
     whole = torch.empty(stored.shape, dtype=stored.dtype)
     for piece in stored.pieces:
-        tensor = _piece(handles[piece.file], piece)
-        if tuple(tensor.shape) != piece.sizes or tensor.dtype != stored.dtype:
-            raise CheckpointError(
-                f"{piece.file} holds a piece of {name} of shape {tuple(tensor.shape)} as "
-                f"{tensor.dtype}, expected {piece.sizes} as {stored.dtype}; save the checkpoint "
-                "again"
-            )
         where = (slice(o, o + s) for o, s in zip(piece.offsets, piece.sizes, strict=True))
-        whole[tuple(where)] = tensor
+        whole[tuple(where)] = _checked_piece(name, stored, piece, handles)
     return whole
+
+
+def _checked_piece(
+    name: str, stored: Stored, piece: Piece, handles: Mapping[Path, BinaryIO]
+) -> Tensor:
+    tensor = _piece(handles[piece.file], piece)
+    if tuple(tensor.shape) != piece.sizes or tensor.dtype != stored.dtype:
+        raise CheckpointError(
+            f"{piece.file} holds a piece of {name} of shape {tuple(tensor.shape)} as "
+            f"{tensor.dtype}, expected {piece.sizes} as {stored.dtype}; save the checkpoint again"
+        )
+    return tensor
 
 
 def _piece(handle: BinaryIO, piece: Piece) -> Tensor:
@@ -461,10 +469,34 @@ class HashingWriter(FileSystemWriter):
                 self.digests[written.storage_data.relative_path] = written.sha256
 
 
-def write_dcp(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write ``tensors`` as a one-process distributed checkpoint under the key a trainer uses."""
+class _ReadWhenWritten(DefaultSavePlanner):
+    """Gives torch's writer the tensors of a source one by one, as it writes them."""
+
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Return the tensor that is written next."""
+        return self._read(index.fqn.removeprefix(_WRITTEN_KEY))
+
+
+_WRITTEN_KEY = "fsdp_checkpoint.model."
+
+
+def write_dcp(folder: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> None:
+    """Write a one-process distributed checkpoint under the key a trainer uses.
+
+    Args:
+        folder: New folder.
+        shapes: The tensors by name, on the meta device.
+        read: Returns one of them, on the host.
+    """
     writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
     with warnings.catch_warnings():
         # A single process is what is wanted; torch warns about it.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save({"fsdp_checkpoint": {"model": dict(tensors)}}, storage_writer=writer, no_dist=True)
+        save(
+            {"fsdp_checkpoint": {"model": dict(shapes)}}, storage_writer=writer,
+            planner=_ReadWhenWritten(read), no_dist=True,
+        )  # fmt: skip

@@ -1,7 +1,7 @@
-"""From files to a network: checked on headers first, then filled shard by shard, in place.
+"""From files to a network: checked on headers first, then filled tensor by tensor, in place.
 
 The network is built on the meta device and gets its memory once, on the target device and in the
-target dtype. Host memory therefore holds one shard at a time, never the whole model.
+target dtype. Beside it, host memory holds one tensor and one mapped part of a file.
 """
 
 import logging

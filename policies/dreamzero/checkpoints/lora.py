@@ -24,9 +24,11 @@ from dzrobot.policies.dreamzero.checkpoints.names import (
     refuse_foreign,
 )
 from dzrobot.policies.dreamzero.checkpoints.sources import (
+    PART_BYTES,
     PartSource,
     TensorInfo,
     WeightSource,
+    in_parts,
     open_pickled,
     open_safetensors,
     renamed,
@@ -123,21 +125,23 @@ class MergedSource:
 
     def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors; adapted ones in float32."""
-        wanted = list(names)
-        layers = set(wanted)
-        adapters = {
-            name
-            for name in self.source.tensors
-            if is_adapter(name) and adapted_layer(name) in layers
-        }
-        pieces = {name: tensor.clone() for name, tensor in self.source.stream(adapters)}
-        down = {adapted_layer(name): name for name in pieces if ".lora_A." in name}
-        for name, weight in self.source.stream(wanted):
-            if name in down:
-                a, b = pieces[down[name]], pieces[_partner(down[name])]
-                yield name, weight.float() + self.adapters.scale(name) * (b.float() @ a.float())
-            else:
-                yield name, weight
+        held = self.source.tensors
+        down = {adapted_layer(name): name for name in held if ".lora_A." in name}
+        pairs = {layer: (a, _partner(a)) for layer, a in down.items()}
+
+        def of_pairs(layer: str) -> int:
+            return sum(held[name].nbytes for name in pairs.get(layer, ()))
+
+        for part in in_parts(names, of_pairs, PART_BYTES):
+            matrices = [name for layer in part for name in pairs.get(layer, ())]
+            kept = {name: tensor.clone() for name, tensor in self.source.stream(matrices)}
+            for name, weight in self.source.stream(part):
+                if name in pairs:
+                    a, b = (kept[matrix].float() for matrix in pairs[name])
+                    # In place: the same bits as w + scale * (b @ a), without two copies of it.
+                    yield name, (b @ a).mul_(self.adapters.scale(name)).add_(weight)
+                else:
+                    yield name, weight
 
 
 def target_layers(transformer: nn.Module, adapters: "AdapterConfig") -> list[str]:

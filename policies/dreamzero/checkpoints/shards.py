@@ -2,21 +2,24 @@
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from dzrobot.errors import CheckpointError
+from dzrobot.errors import CheckpointError, preview
 from dzrobot.files import explained, move, remove
-from dzrobot.policies.dreamzero.checkpoints.sources import TensorInfo, WeightSource
+from dzrobot.policies.dreamzero.checkpoints.sources import (
+    DTYPE_NAMES,
+    StateDictSource,
+    TensorInfo,
+    WeightSource,
+    in_parts,
+)
 
 SHARD_BYTES = 4 * 1000**3
 """Largest shard of an exported checkpoint."""
@@ -52,16 +55,7 @@ def plan_shards(tensors: Mapping[str, TensorInfo], limit: int = SHARD_BYTES) -> 
 
     A single tensor above the limit gets a shard of its own.
     """
-    shards: list[list[str]] = []
-    room = 0
-    for name in sorted(tensors):
-        size = tensors[name].nbytes
-        if not shards or size > room:
-            shards.append([])
-            room = limit
-        shards[-1].append(name)
-        room -= size
-    return shards
+    return in_parts(sorted(tensors), lambda name: tensors[name].nbytes, limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +80,7 @@ def write_weights(
 ) -> list[Path]:
     """Write all tensors of ``source`` to ``folder`` as ``<stem>*.safetensors``; returns the files.
 
-    Host memory stays at one shard.
+    Host memory stays at one tensor.
     """
     options = options or ShardOptions()
     shards = plan_shards(source.tensors, options.shard_bytes)
@@ -94,12 +88,10 @@ def write_weights(
     weight_map: dict[str, str] = {}
     for names, file in zip(shards, files, strict=True):
         shard = {
-            options.rename(name): _own(tensor, options.dtype or source.tensors[name].dtype)
-            for name, tensor in source.stream(names)
+            options.rename(name): _written_as(source.tensors[name], options.dtype) for name in names
         }
-        save_tensors(shard, folder / file)
-        # The library makes files that only their owner reads; others may read what they may enter.
-        (folder / file).chmod(folder.stat().st_mode & 0o666)
+        tensors = ((options.rename(name), tensor) for name, tensor in source.stream(names))
+        _write_tensors(folder / file, shard, tensors)
         weight_map.update(dict.fromkeys(shard, file))
     if len(files) > 1:
         total = sum(info.nbytes for info in source.tensors.values())
@@ -109,23 +101,72 @@ def write_weights(
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write ``tensors``, contiguous and on the host, as one safetensors file.
+    """Write ``tensors`` as one safetensors file.
 
     Raises:
-        OSError: The system refuses. The library's own error has its number in the text alone.
+        OSError: The system refuses.
     """
-    try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            number = int(found[1])
-            raise OSError(number, os.strerror(number), str(file)) from error
-        raise
+    _write_tensors(file, StateDictSource(values=tensors).tensors, tensors.items())
 
 
-def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous host tensor that shares no memory with others, as the format demands."""
-    return tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+_ORDER = tuple(
+    getattr(torch, name)
+    for name in (
+        "int64", "float64", "float32", "int32", "bfloat16", "float16", "int16", "float8_e4m3fn",
+        "float8_e5m2", "int8", "uint8", "bool",
+    )
+)  # fmt: skip
+"""Dtypes as the format's library orders tensors in a file."""
+
+
+def _written_as(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
+    return info if dtype is None else replace(info, dtype=dtype)
+
+
+def _write_tensors(
+    file: Path, infos: Mapping[str, TensorInfo], tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Write a safetensors file, one tensor after the other, with the bytes that the library writes.
+
+    The library itself wants all tensors of a file in memory.
+
+    Args:
+        file: A new file.
+        infos: Shape and dtype of each tensor, as they are to be written.
+        tensors: The tensors, in any order.
+
+    Raises:
+        CheckpointError: The format has no name for a dtype.
+    """
+    if odd := [
+        f"{name} ({info.dtype})" for name, info in infos.items() if info.dtype not in _ORDER
+    ]:
+        raise CheckpointError(
+            f"{preview(odd)} cannot be written to {file.name}; save with another dtype first"
+        )
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(infos, key=lambda name: (_ORDER.index(infos[name].dtype), name)):
+        info = infos[name]
+        begin, end = end, end + info.nbytes
+        kind = DTYPE_NAMES[info.dtype]
+        header[name] = {"dtype": kind, "shape": list(info.shape), "data_offsets": [begin, end]}
+    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    with file.open("wb") as out:
+        out.write(len(content).to_bytes(8, "little") + content)
+        for name, tensor in tensors:
+            assert tuple(tensor.shape) == infos[name].shape, name
+            out.seek(8 + len(content) + header[name]["data_offsets"][0])
+            out.write(_bytes_of(tensor, infos[name].dtype))
+            # Gone before the next one is made.
+            del tensor
+
+
+def _bytes_of(tensor: Tensor, dtype: torch.dtype) -> Any:
+    """Return the numbers of a tensor as bytes on the host, converted to ``dtype``."""
+    plain = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def _file_names(stem: str, count: int) -> Sequence[str]:

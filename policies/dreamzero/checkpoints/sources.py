@@ -21,7 +21,7 @@ from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
 from dzrobot.files import explained, refuse_stand_ins, stand_in, stand_ins
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
-from dzrobot.policies.dreamzero.checkpoints.unpickling import load_tensors
+from dzrobot.policies.dreamzero.checkpoints.unpickling import can_be_mapped, load_tensors
 from dzrobot.rng import torch_seed
 from dzrobot.untrusted import parsing
 
@@ -30,6 +30,9 @@ _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""What the format safetensors calls each dtype."""
 
 _NESTINGS = (
     ("fsdp_checkpoint", "model"),
@@ -59,6 +62,36 @@ class TensorInfo:
     def numel(self) -> int:
         """Return its number of elements."""
         return math.prod(self.shape)
+
+
+PART_BYTES = 64 * 2**20
+"""Bytes of a file that are read before its mapping is let go of; what is mapped counts as memory of
+the process, as its own does."""
+
+_PARTS = 32
+"""Into so many parts a pickle is read at most: each time all that it names is built again."""
+
+
+def in_parts(names: Iterable[str], nbytes: Callable[[str], int], limit: float) -> list[list[str]]:
+    """Return ``names`` in order, in lists of at most ``limit`` bytes.
+
+    A single tensor above the limit gets a list of its own.
+
+    Args:
+        names: Any number.
+        nbytes: Returns the size of a name.
+        limit: Largest sum of sizes.
+    """
+    parts: list[list[str]] = []
+    room = 0.0
+    for name in names:
+        size = nbytes(name)
+        if not parts or size > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(name)
+        room -= size
+    return parts
 
 
 class WeightSource(Protocol):
@@ -99,9 +132,10 @@ class SafetensorsSource:
         for name in names:
             by_file.setdefault(self.tensors[name].file, []).append(name)
         for file, wanted in sorted(by_file.items()):
-            with _opened(file) as handle:
-                for name in wanted:
-                    yield name, handle.get_tensor(self.raw[name])
+            for part in in_parts(wanted, lambda name: self.tensors[name].nbytes, PART_BYTES):
+                with _opened(file) as handle:
+                    for name in part:
+                        yield name, handle.get_tensor(self.raw[name])
 
 
 def open_safetensors(folder: Path, stem: str = "model") -> SafetensorsSource:
@@ -221,26 +255,69 @@ class ValuesSource:
 
 @dataclass(frozen=True, kw_only=True)
 class StateDictSource(ValuesSource):
-    """Tensors in memory, or of one unpickled file, mapped from disk where its format allows."""
+    """Tensors in memory, or of one unpickled file that cannot be mapped from disk."""
 
     values: Mapping[str, Tensor]
     origin: str = "memory"
     layout: str = "state dict in memory"
 
 
-def open_pickled(file: Path) -> StateDictSource:
+@dataclass(frozen=True, kw_only=True)
+class PickledSource:
+    """Tensors of one unpickled file, which is mapped from disk, a part of it at a time."""
+
+    file: Path
+    layout: str
+    tensors: Mapping[str, TensorInfo]
+    raw: Mapping[str, str]
+    """Canonical name -> name in the file."""
+
+    @property
+    def origin(self) -> str:
+        """Return the file."""
+        return str(self.file)
+
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the named tensors.
+
+        Raises:
+            CheckpointError: The file is another one than it was when it was opened.
+        """
+        whole = sum(info.nbytes for info in self.tensors.values())
+        limit = max(PART_BYTES, whole / _PARTS)
+        for part in in_parts(names, lambda name: self.tensors[name].nbytes, limit):
+            values, _ = _unpickled(self.file)
+            for name in part:
+                value, info = values.get(self.raw[name]), self.tensors[name]
+                if value is None or (value.shape, value.dtype) != (info.shape, info.dtype):
+                    raise CheckpointError(
+                        f"{self.file} was changed while it was read; run the command again"
+                    )
+                yield name, value
+
+
+def open_pickled(file: Path) -> StateDictSource | PickledSource:
     """Return the tensors of a ``.pt`` or ``.pth`` state dict, nested in any of the published ways.
 
     Raises:
         CheckpointError: The file is damaged, holds anything but tensors, or wants to run code when
             opened.
     """
-    payload = load_tensors(file)
-    values, nesting = _unnest(payload, file)
+    values, nesting = _unpickled(file)
+    raw, layout = canonical_table(values, str(file)), f"pickled state dict ({nesting})"
+    held = StateDictSource(
+        values={name: values[raw[name]] for name in raw}, origin=str(file), layout=layout
+    )
+    if not can_be_mapped(file):
+        return held
+    return PickledSource(file=file, layout=layout, tensors=held.tensors, raw=raw)
+
+
+def _unpickled(file: Path) -> tuple[dict[str, Tensor], str]:
+    """Return the flat, checked state dict in ``file`` and how it was nested."""
+    values, nesting = _unnest(load_tensors(file), file)
     _check_dense(values, file)
-    raw = canonical_table(values, str(file))
-    clean = {name: values[raw[name]] for name in raw}
-    return StateDictSource(values=clean, origin=str(file), layout=f"pickled state dict ({nesting})")
+    return values, nesting
 
 
 def _check_dense(values: Mapping[str, Tensor], file: Path) -> None:

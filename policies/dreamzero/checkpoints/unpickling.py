@@ -70,15 +70,19 @@ def load_tensors(file: Path) -> Any:
     if not file.is_file():
         raise CheckpointError(f"no file {file}; give the path of the .pt or .pth file")
     with parsing(file, CheckpointError, partial(_could_run, file)):
-        # Only the zip format can be mapped; older files must be read whole.
+        is_zip = can_be_mapped(file)
         with file.open("rb") as handle:
-            is_zip = handle.read(2) == b"PK"
-            handle.seek(0)
             if is_zip:
                 check_archive(handle)
             else:
                 check_announced(handle, _LEGACY_PICKLES)
         return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+
+
+def can_be_mapped(file: Path) -> bool:
+    """Return whether a torch file is an archive; older files must be read whole."""
+    with file.open("rb") as handle:
+        return handle.read(2) == b"PK"
 
 
 def load_piece(content: bytes, where: Path) -> Any:
