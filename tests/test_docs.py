@@ -355,7 +355,8 @@ def test_every_guard_and_every_test_of_the_safety_page_exists():
     assert wrong == []
     picture = page.partition("```mermaid")[2].partition("```")[0]
     drawn = re.findall(r"\b([A-Z]\w+)\.(\w+)\b", picture)
-    code = {name for path in (ROOT / "envs/franka").rglob("*.py") for name in names_in(path)}
+    files = (path for room in ("franka", "panda") for path in (ROOT / "envs" / room).rglob("*.py"))
+    code = {name for path in files for name in names_in(path)}
     assert drawn
     assert {".".join(place) for place in drawn} - code == set()
     for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", page):
