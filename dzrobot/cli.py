@@ -48,6 +48,7 @@ GROUPS = {
     },
     "train": {
         "train": ("train", "fine-tune a checkpoint"),
+        "improve": ("improve", "improve a policy from its own runs, in rounds"),
         "plan": ("plan", "check a training run and estimate what it needs"),
         "plot": ("plot", "draw losses and success of runs against the training step"),
         "init": ("init", "write a small untrained checkpoint to train from"),

@@ -6,9 +6,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -208,14 +209,45 @@ def end_with_parent(pid: int | None = None) -> None:
         os._exit(1)
 
 
+_LAUNCHER = "DZROBOT_LAUNCHER"
+"""Environment variable: which process has started this command by :func:`run_command`."""
+
+
+def is_step() -> bool:
+    """Return whether another command has started this one, as one of its steps."""
+    # The processes of this one have another parent.
+    return os.environ.get(_LAUNCHER) == str(os.getppid())
+
+
 def end_with_launcher() -> None:
-    """Let the kernel kill this rank when torchrun is gone, however that ended.
+    """Let the kernel kill this process when torchrun, or the command that began it, is gone.
 
     Ranks that are connected need no launcher: they would train on unseen, and the same command,
     given again, would meet a second writer in its folder.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ or is_step():
         end_with_parent(os.getppid())
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Run ``dzrobot WORDS`` in a process of its own; return its exit code.
+
+    It ends with this one, and its memory, that of a GPU above all, is free again afterwards. Ctrl-C
+    and SIGTERM reach it, and it is waited for until it has tidied up.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dzrobot.cli", *words],
+        env={**os.environ, _LAUNCHER: str(os.getpid())},
+    )
+    with terminable():
+        try:
+            return process.wait()
+        except KeyboardInterrupt as stop:
+            # A terminal sends Ctrl-C to both.
+            if isinstance(stop, Terminated):
+                process.terminate()
+            process.wait()
+            raise
 
 
 def exit_code(number: int) -> int:

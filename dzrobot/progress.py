@@ -65,8 +65,8 @@ class TimeLeft:
             self._first = (now, done)
         began, before = self._first
         if done <= before:
-            return f"{_span(now - began)} so far"
-        return f"{_span((now - began) * (total - done) / (done - before))} left"
+            return f"{span(now - began)} so far"
+        return f"{span((now - began) * (total - done) / (done - before))} left"
 
 
 @dataclass(kw_only=True)
@@ -106,7 +106,7 @@ class Lines:
         if now < self._due:
             return
         self._due = now + self.every
-        line = f"{self._text}: {_span(now - self._began)} so far"
+        line = f"{self._text}: {span(now - self._began)} so far"
         if self._far is not None:
             done, total = self._far
             line = f"{self._text}: {done} of {total}, {self._left.estimate(done, total)}"
@@ -250,5 +250,6 @@ def _beating(lines: Lines) -> Iterator[None]:
         thread.join()
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Return seconds as ``h:mm:ss``."""
     return str(timedelta(seconds=round(seconds)))

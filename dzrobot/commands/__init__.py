@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 
-from dzrobot.process import is_first_to_report
+from dzrobot.process import is_first_to_report, is_step
 
 Next = str | Callable[[Namespace], str]
 """What a command's module declares as ``NEXT``: a template of the command that a person types next,
@@ -26,13 +26,14 @@ def following(step: Next, arguments: Namespace) -> list[str]:
 def say_next(step: Next, arguments: Namespace) -> None:
     """Print the command that comes next to stderr, once; what stdout holds may be read by programs.
 
-    A command that does not return, as a server, calls this itself when it is ready.
+    A command that does not return, as a server, calls this itself when it is ready. Of a command
+    that another one has started as a step, nothing is said: that one knows what comes next.
 
     Args:
         step: ``NEXT`` of the command's module.
         arguments: As they were parsed, with what was found.
     """
-    if "next_is_said" in arguments:
+    if "next_is_said" in arguments or is_step():
         return
     arguments.next_is_said = True
     line = f"next: {shlex.join(following(step, arguments))}"

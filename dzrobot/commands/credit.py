@@ -9,7 +9,7 @@ import numpy as np
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.errors import ConfigError, counted
-from dzrobot.files import replacing
+from dzrobot.files import explained, replacing, write_json
 from dzrobot.plots import drawn, new_plot
 from dzrobot.training.data.credit import Credits, Reason
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=flags.output, metavar="FILE", help="draw the episode into a PNG file"
     )
+    parser.add_argument(
+        "--json", type=flags.output, metavar="FILE", help="write the counts to FILE"
+    )
     add_sampling(parser.add_argument_group("how a run will cut samples"))
 
 
@@ -79,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for warning in _warnings(table):
         print(f"WARNING: {warning}")
+    if arguments.json is not None:
+        rows = {reason.name.lower(): count for reason, count in table.counted().items()}
+        numbers = {"rows": rows, "samples": len(reader), "imitating": len(reader) - alone}
+        with explained(f"write {arguments.json}", ConfigError):
+            write_json(arguments.json, numbers)
     if arguments.episode is not None:
         _show(reader, table, arguments.episode, arguments.plot)
     print(

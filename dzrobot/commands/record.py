@@ -81,6 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     flags.declare(parser, RecordingGoal)
     parser.add_argument(
+        "--round", type=flags.whole(0), metavar="N",
+        help="round of improvement that the episodes belong to; kept with them",
+    )  # fmt: skip
+    parser.add_argument(
         "--noise", type=flags.number(0, 10), default=0.0, metavar="STD",
         help="on the first six numbers of what a policy does; its own action is recorded, which is "
         "the way back. Not on a real arm",
@@ -110,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         env=arguments.env, arguments=given, facts=facts, driver=driver, goal=_goal(arguments),
         max_steps=arguments.max_steps, sample=sample, whose=whose, output=arguments.output,
         format=(arguments.version, arguments.video),
+        made={} if arguments.round is None else {"round": arguments.round},
         operator=replace(operator, title="dzrobot record", log=log, asks_reason=True),
     )  # fmt: skip
     if not record(planned, print):

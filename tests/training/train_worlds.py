@@ -49,6 +49,7 @@ class SmallEnv(PointEnv):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
+        self.embodiment = ROBOT
         spaces = {
             view.key: gym.spaces.Box(0, 255, (*view.resolution, 3), np.uint8)
             for view in ROBOT.views

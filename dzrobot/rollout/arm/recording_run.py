@@ -229,7 +229,7 @@ class RecordingRun:
     """How the operator of an arm is involved."""
 
     made: Mapping[str, float | str] = field(default_factory=dict)
-    """What acts in every episode."""
+    """How every episode is made; what acts is added."""
 
 
 def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
@@ -258,7 +258,7 @@ def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
             run = replace(run, facts=facts)
         if found.where:
             say(found.where)
-    run = replace(run, made=driver.episode_facts(found))
+    run = replace(run, made={**run.made, **driver.episode_facts(found)})
     driver.check_noise(facts)
     env = made_environment(run.env, {"max_episode_steps": run.max_steps, **given})
     if found is not None and found.spec.looks:

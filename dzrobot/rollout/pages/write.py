@@ -258,6 +258,33 @@ def write_checkup(file: Path, page: CheckupPage) -> None:
         write_text(file, _filled("checkup.html", **vars(page)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundsPage:
+    """What the page of an improvement shows."""
+
+    title: str
+    sentence: str
+    """Where it stands."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """The table of rounds."""
+
+    legend: str
+    sections: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, str]]]]
+    """Heading, lines, and films: caption and place, relative to the page."""
+
+
+def write_rounds_page(file: Path, page: RoundsPage) -> None:
+    """Write the page of an improvement, one HTML file; its films stay where they are.
+
+    Raises:
+        ConfigError: ``file`` cannot be written.
+    """
+    with explained(f"write {file}", ConfigError):
+        write_text(file, _filled("rounds.html", **vars(page)))
+
+
 def plotted(lines: Sequence[tuple[str, NDArray[np.floating[Any]]]]) -> SheetPlot:
     """Return a plot of lines, each of the values (N,) of a kind, from left to right."""
     low = min(float(values.min()) for _, values in lines)
