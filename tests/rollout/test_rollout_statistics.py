@@ -186,6 +186,19 @@ def test_a_correlation_is_spearmans():
     expected = spearmanr(values[0].ravel(), won[0].ravel()).statistic
     assert found.rho == pytest.approx(expected)
     assert found.low < found.rho < found.high
+    pairs = [
+        (bad < good) + (bad == good) / 2
+        for good in values[0][won[0]] for bad in values[0][~won[0]]
+    ]  # fmt: skip
+    assert found.auc == pytest.approx(np.mean(pairs))
+    assert 0.5 < found.auc_low < found.auc < found.auc_high < 1
+    tied = rank_correlation(np.round(values[0]), won[0])
+    assert tied.auc == pytest.approx(
+        np.mean([
+            (bad < good) + (bad == good) / 2
+            for good in np.round(values[0])[won[0]] for bad in np.round(values[0])[~won[0]]
+        ])
+    )  # fmt: skip
     few = [[False] * 36 + [True] * 4]
     assert rank_correlation(values[0][:1], few) is None
     assert rank_correlation([[1.0] * 40], won[0][:1]) is None

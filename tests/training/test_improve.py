@@ -207,9 +207,7 @@ def test_what_the_folder_says_is_said_by_nothing_else(changes, said):
 
 def start(root, folder, *more):
     """Return the first command of a small improvement in a world of `fill`."""
-    values = train_worlds.recipe(
-        root, checkpoint__save_interval=2, runner__max_steps=4, data__train_data_paths=[]
-    )
+    values = train_worlds.recipe(root, checkpoint__save_interval=2, runner__max_steps=4)
     recipe = root / "recipe.yaml"
     recipe.write_text(json.dumps(values))
     return [
@@ -275,10 +273,7 @@ def test_a_round_that_is_killed_in_every_step_comes_to_the_same(
 ):
     environment = {**train_environment, "OMP_NUM_THREADS": "1"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(
-        [sys.executable, "-m", "dzrobot.cli", *start(train_root, whole), "--all"],
-        env=environment, check=True, capture_output=True, timeout=800,
-    )  # fmt: skip
+    Killed(start(train_root, whole), whole, environment).run()
     killed = Killed(start(train_root, cut), cut, environment)
     killed.run(
         ("record", "round-01/recording/data/chunk-000/*.parquet"),

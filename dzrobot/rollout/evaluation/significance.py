@@ -228,6 +228,16 @@ class RankCorrelation:
     high: float
     """95 % bootstrap interval: starts are drawn with replacement, each with all its episodes."""
 
+    auc: float
+    """Probability that a failure has a lower number than a success; 0.5: the number says nothing.
+    """
+
+    auc_low: float
+    """Lower end of the 95 % interval of ``auc``, from the same draws."""
+
+    auc_high: float
+    """Upper end of it."""
+
 
 def rank_correlation(
     values: Sequence[Sequence[float]], outcomes: Sequence[Sequence[bool]], seed: int = 0
@@ -253,11 +263,13 @@ def rank_correlation(
     generator = np.random.Generator(np.random.PCG64(seed))
     starts = numbers.shape[1]
     drawn = generator.integers(starts, size=(CORRELATION_DRAWS, starts))
-    resampled = _spearman(_flat(numbers[:, drawn]), _flat(won[:, drawn]))
+    resampled = _in_order(_flat(numbers[:, drawn]), _flat(won[:, drawn]))
     # A draw in which all ended the same, or all values are equal, says nothing.
-    low, high = np.nanquantile(resampled, [0.025, 0.975])
-    (rho,) = _spearman(numbers.reshape(1, -1), won.reshape(1, -1))
-    return RankCorrelation(rho=float(rho), low=float(low), high=float(high))
+    (low, auc_low), (high, auc_high) = np.nanquantile(resampled, [0.025, 0.975], axis=1).tolist()
+    (rho,), (auc,) = _in_order(numbers.reshape(1, -1), won.reshape(1, -1)).tolist()
+    return RankCorrelation(
+        rho=rho, low=low, high=high, auc=auc, auc_low=auc_low, auc_high=auc_high
+    )
 
 
 def _flat(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -265,10 +277,11 @@ def _flat(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.moveaxis(drawn, 0, 1).reshape(drawn.shape[1], -1)
 
 
-def _spearman(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coefficient of each row of (D, N); nan where a row does not vary.
+def _in_order(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return Spearman's coefficient and the area under the curve (2, D) of each row of (D, N).
 
-    The ranks of two outcomes lie on a line with the outcomes themselves.
+    Both are nan where a row does not vary. The ranks of two outcomes lie on a line with the
+    outcomes themselves, and the area follows from the ranks of the successes (Mann and Whitney).
     """
     required(_WHAT, "report", "scipy")
     from scipy.stats import rankdata
@@ -276,8 +289,11 @@ def _spearman(values: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDA
     ranks = rankdata(values, axis=1)
     one, two = (rows - rows.mean(axis=1, keepdims=True) for rows in (ranks, outcomes))
     spread = np.sqrt((one**2).sum(axis=1) * (two**2).sum(axis=1))
-    together = (one * two).sum(axis=1)
+    won = outcomes.sum(axis=1)
+    pairs = won * (outcomes.shape[1] - won)
+    above = (ranks * outcomes).sum(axis=1) - won * (won + 1) / 2
     found: NDArray[np.float64] = np.divide(
-        together, spread, out=np.full(len(spread), np.nan), where=spread > 0
-    )
+        [(one * two).sum(axis=1), above], [spread, pairs],
+        out=np.full((2, len(spread)), np.nan), where=np.stack([spread > 0, spread > 0]),
+    )  # fmt: skip
     return found

@@ -109,7 +109,7 @@ def write_prediction(run: Run, case: EpisodeSpec, output: Path, media: Path) -> 
     return Predicted(
         video=f"{name.as_posix()}.mp4",
         script=f"{name.as_posix()}.js",
-        scores=_means([one for one in scores if one]),
+        scores=_of_episode([one for one in scores if one]),
     )
 
 
@@ -161,7 +161,7 @@ def quick_scores(results: Results) -> dict[str, Scores]:
         if kept is not None:
             parts = read_parts(kept, prediction_files(results.folder, case.name)[1])
             scores = _of_plans(kept, parts, ["psnr"])
-            found[case.name] = _means([one for one in scores if one])
+            found[case.name] = _of_episode([one for one in scores if one])
     return found
 
 
@@ -231,6 +231,12 @@ def _means(scores: Sequence[Scores]) -> Scores:
     return means
 
 
+def _of_episode(scores: Sequence[Scores]) -> Scores:
+    """Return the means over the plans of an episode, and ``first_`` those of its first plan."""
+    first = {f"first_{name}": score for name, score in (scores[0] if scores else {}).items()}
+    return _means(scores) | first
+
+
 def _write_video(path: Path, fps: float, parts: Sequence[tuple[Image, Image, Image]]) -> None:
     video = VideoFile(path, fps, VideoCodec(gop=20, crf=20))
     for start, seen, predicted in parts:
@@ -280,10 +286,12 @@ QUALITIES = {
     "moving_psnr": "PSNR of moving pixels, dB",
     "moving_gain": "PSNR of moving pixels above a copy's, dB",
     "latent_gain": "latent error below a copy's",
+    "first_latent_gain": "latent error below a copy's, first plan alone",
 }
 """What is looked at of an episode's predicted video, higher is better; means over its plans.
 
-The last is ``copy_latent_error - latent_error``, see
+Failures have more plans than successes have. The first plan is known before either, so that only it
+could foretell one. ``latent_gain`` is ``copy_latent_error - latent_error``, see
 :func:`~dzrobot.rollout.predictions.latent_errors`: only of policies that encode images.
 """
 
@@ -336,8 +344,10 @@ def _qualities(scores: Scores) -> dict[str, float]:
     if "moving_psnr" in scores:
         found["moving_psnr"] = scores["moving_psnr"]
         found["moving_gain"] = scores["moving_psnr"] - scores["copy_moving_psnr"]
-    if "latent_error" in scores:
-        found["latent_gain"] = scores["copy_latent_error"] - scores["latent_error"]
+    for name in ("", "first_"):
+        if f"{name}latent_error" in scores:
+            copied = scores[f"{name}copy_latent_error"]
+            found[f"{name}latent_gain"] = copied - scores[f"{name}latent_error"]
     return found
 
 
@@ -428,7 +438,7 @@ def predictions_table(
     table.add_column("run", overflow="fold")
     table.add_column("success", justify="right", no_wrap=True)
     table.add_column("mean over plans of", overflow="fold")
-    for name in ("in successes", "in failures", "rho", "95 %"):
+    for name in ("in successes", "in failures", "rho", "95 %", "AUC", "95 %"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in quality_rows(scored):
         for quality, along in row.along.items():
@@ -437,7 +447,8 @@ def predictions_table(
             )
         table.add_section()
     table.caption = (
-        "rho: Spearman's with success; the interval draws starts, each with all its episodes. "
+        "rho: Spearman's with success; AUC: how often a failure has a lower number than a success "
+        "(0.5: it says nothing); the intervals draw starts, each with all their episodes. "
         "Failed episodes are longer, and a copied frame scores high where little moves."
     )
     return table
@@ -449,3 +460,5 @@ def _cells(along: Along) -> Iterator[str]:
     found = along.correlation
     yield "-" if found is None else f"{found.rho:+.2f}"
     yield "too few" if found is None else f"{found.low:+.2f} to {found.high:+.2f}"
+    yield "-" if found is None else f"{found.auc:.2f}"
+    yield "too few" if found is None else f"{found.auc_low:.2f} to {found.auc_high:.2f}"
