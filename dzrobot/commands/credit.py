@@ -1,6 +1,7 @@
 """``dzrobot credit``: what training would learn from each row of runs of a policy."""
 
 import argparse
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import numpy as np
 
 from dzrobot.commands.options import flags
 from dzrobot.commands.options.sampling import add_sampling, sampled_robot
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, counted
 from dzrobot.files import explained, replacing, write_json
+from dzrobot.modality.stats import Statistics
 from dzrobot.plots import drawn, new_plot
 from dzrobot.training.data.credit import Credits, Reason
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
+from dzrobot.training.data.normalization import measure
 from dzrobot.training.sft_config import CreditConfig
 
 
@@ -57,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", type=flags.output, metavar="FILE", help="draw the episode into a PNG file"
     )
     parser.add_argument(
+        "--statistics", type=flags.path, metavar="FILE",
+        help="metadata.json of the checkpoint to go on from: say which numbers lie outside of it",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=flags.output, metavar="FILE", help="write the counts to FILE"
     )
     add_sampling(parser.add_argument_group("how a run will cut samples"))
@@ -80,11 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
         f"{counted(len(reader), 'sample')}: {len(reader) - alone:,} with an action to imitate, "
         f"{alone:,} of the video alone"
     )
-    for warning in _warnings(table):
+    warnings = [*_warnings(table), *_beyond(reader, robot, arguments.statistics)]
+    for warning in warnings:
         print(f"WARNING: {warning}")
     if arguments.json is not None:
         rows = {reason.name.lower(): count for reason, count in table.counted().items()}
-        numbers = {"rows": rows, "samples": len(reader), "imitating": len(reader) - alone}
+        numbers = {"rows": rows, "samples": len(reader), "imitating": len(reader) - alone,
+                   "warnings": warnings}  # fmt: skip
         with explained(f"write {arguments.json}", ConfigError):
             write_json(arguments.json, numbers)
     if arguments.episode is not None:
@@ -117,6 +127,25 @@ def _warnings(table: Credits) -> list[str]:
     if not any(table.use(reason) != "given" for reason in rows):
         found.append("nothing is imitated: such a source trains the video alone")
     return found
+
+
+def _beyond(reader: DatasetReader, robot: Embodiment, file: Path | None) -> Iterator[str]:
+    """Yield what the checkpoint's statistics cannot tell apart, or were not made for."""
+    if file is None or not len(reader):
+        return
+    known = Statistics.from_metadata(file, robot)
+    entry = measure([reader], robot, per_step=known.per_step)
+    own = Statistics.from_metadata({robot.tag: entry}, robot)
+    for key, numbers in known.beyond(own, _BEYOND).items():
+        yield (
+            f"{key}, number {', '.join(map(str, numbers))}: these rows reach beyond the bounds of "
+            f"{file} by more than a tenth of their width, and are cut off at the bounds: look at "
+            "such an episode, and at units and frame"
+        )
+
+
+_BEYOND = 0.1
+"""Share of the width of a number's bounds that a round may reach beyond them."""
 
 
 def _show(reader: DatasetReader, table: Credits, number: int, plot: Path | None) -> None:

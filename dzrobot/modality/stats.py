@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dzrobot.documents import read_json, shorten, validated
 from dzrobot.embodiments.spec import Embodiment, Normalization, Part
 from dzrobot.errors import StatisticsError, preview, suggest
@@ -81,6 +83,25 @@ class Statistics:
             for part in (*embodiment.state, *embodiment.action)
         }
         return cls(embodiment.tag, bounds, _fingerprint(embodiment, bounds))
+
+    def beyond(self, other: "Statistics", share: float) -> dict[str, list[int]]:
+        """Return which numbers of other data reach beyond these bounds, by modality key.
+
+        Args:
+            other: Of the same embodiment, measured in the same way.
+            share: Of the width of a number's bounds by which its others may reach beyond.
+        """
+        found = {}
+        for key, own in self.bounds.items():
+            low, high = np.array(own.low), np.array(own.high)
+            room = share * (high - low)
+            theirs = other.bounds[key]
+            outside = (np.array(theirs.low) < low - room) | (np.array(theirs.high) > high + room)
+            # Steps of a block, where they have bounds of their own, are one number.
+            numbers = np.flatnonzero(outside.reshape(-1, outside.shape[-1]).any(axis=0))
+            if len(numbers):
+                found[key] = numbers.tolist()
+        return found
 
 
 def _content(source: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -312,6 +312,22 @@ def test_the_command_says_what_is_learned(world, tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_a_round_beyond_the_statistics_is_said(world, tmp_path, capsys):
+    words = ["credit", str(world / "demos"), "--embodiment", "data_worlds:ROBOT"]
+    words += ["--json", str(tmp_path / "credit.json"), "--statistics"]
+    assert main([*words, str(world / "metadata.json")]) == 0
+    assert json.loads((tmp_path / "credit.json").read_text())["warnings"] == []
+    # The checkpoint knows half the range of the action's fourth number, and all of the others.
+    content = json.loads((world / "metadata.json").read_text())
+    table = content["libero_sim"]["statistics"]["action"]["actions"]
+    table["q99"][3] = (table["q01"][3] + table["q99"][3]) / 2
+    (tmp_path / "metadata.json").write_text(json.dumps(content))
+    assert main([*words, str(tmp_path / "metadata.json")]) == 0
+    (said,) = json.loads((tmp_path / "credit.json").read_text())["warnings"]
+    assert said.startswith("action.actions, number 3: these rows reach beyond the bounds of")
+    assert f"WARNING: {said}" in capsys.readouterr().out
+
+
 def test_an_episode_is_drawn_as_a_strip(world, tmp_path):
     words = ["credit", str(world / "runs"), "--embodiment", "data_worlds:ROBOT"]
     assert main([*words, "--episode", "1", "--plot", str(tmp_path / "one.png")]) == 0

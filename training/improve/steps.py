@@ -231,7 +231,8 @@ class Improvement:
         place, tag = self.place(number), self._config.model.embodiment_tag
         return (
             "credit", str(place / "recording"), "--embodiment", tag,
-            "--recipe", self.settings.recipe, "--json", str(place / "credit.json"),
+            "--recipe", self.settings.recipe, "--statistics", str(self.settings.statistics),
+            "--json", str(place / "credit.json"),
         )  # fmt: skip
 
     def _train(self, number: int, kept: int) -> tuple[str, ...]:
