@@ -32,7 +32,7 @@ CANDIDATE = "candidate"
 START = "start"
 
 DECIDE = "decide"
-"""Name of the step that is no command."""
+"""Name of the step that runs no command."""
 
 
 @dataclass(frozen=True, kw_only=True)
