@@ -14,9 +14,9 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import locked
 from dzrobot.process import run_command
 from dzrobot.progress import span
+from dzrobot.training.improve.improve_settings import ImproveSettings, settle, write_settings
 from dzrobot.training.improve.page import write_rounds
-from dzrobot.training.improve.settings import ImproveSettings, settle, write_settings
-from dzrobot.training.improve.steps import DECIDE, Improvement, Step, has_waited
+from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, has_waited
 from dzrobot.training.recipes.read import load_recipe
 
 LOCK_FILE = "improve.lock"
@@ -97,7 +97,7 @@ def _go_on(improvement: Improvement, arguments: argparse.Namespace) -> int:
     return code
 
 
-def _done(improvement: Improvement, step: Step) -> int:
+def _done(improvement: Improvement, step: ImproveStep) -> int:
     """Do a step and note that it is done; return its exit code."""
     if step.name == DECIDE:
         found = improvement.decide(step)
@@ -115,7 +115,7 @@ def _done(improvement: Improvement, step: Step) -> int:
     return code
 
 
-def _say(improvement: Improvement, step: Step | None) -> None:
+def _say(improvement: Improvement, step: ImproveStep | None) -> None:
     """Say which step is next, and how long it took before."""
     if step is None:
         print(f"there is no further step: {improvement.why_over}")
@@ -130,7 +130,7 @@ def _say(improvement: Improvement, step: Step | None) -> None:
         print(f"  dzrobot {shlex.join(step.words)}", flush=True)
 
 
-def _took(improvement: Improvement, step: Step) -> float | None:
+def _took(improvement: Improvement, step: ImproveStep) -> float | None:
     """Return the seconds that the step of this name took in an earlier round; None: not known."""
     for number in range(step.round - 1, -1, -1):
         mark = improvement.place(number) / "done" / step.result.name

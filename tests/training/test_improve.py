@@ -18,8 +18,13 @@ from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.report import STEPS_FILE, Score
 from dzrobot.rollout.evaluation.significance import PairCounts, adjusted_interval, mcnemar_p
+from dzrobot.training.improve.improve_settings import (
+    SETTINGS_FILE,
+    ImproveSettings,
+    settle,
+    write_settings,
+)
 from dzrobot.training.improve.rounds import Paired, Recorded, Round, decided, why_over
-from dzrobot.training.improve.settings import SETTINGS_FILE, ImproveSettings, settle, write_settings
 from dzrobot.training.improve.steps import CANDIDATE, ROUND_FILE, Improvement
 
 SETTINGS = ImproveSettings(
@@ -213,8 +218,8 @@ def start(root, folder, *more):
     return [
         "improve", str(folder), f"--checkpoint={root / 'tiny'}", f"--demos={root / 'dataset'}",
         f"--recipe={recipe}", "--env=small_world:small-v0", "--episodes=4", "--dev-episodes=2",
-        "--attempts=2", "--rounds=1", "--eval-flags=--workers 0 --videos failures",
-        "--flags=--embodiment train_worlds:ROBOT --max-steps 25", *more,
+        "--attempts=2", "--rounds=1", "--eval-flags=--workers 0 --predictions off",
+        "--flags=--embodiment train_worlds:ROBOT --max-steps 20", *more,
     ]  # fmt: skip
 
 
@@ -268,6 +273,7 @@ class Killed:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2700)
 def test_a_round_that_is_killed_in_every_step_comes_to_the_same(
     train_root, train_environment, tmp_path
 ):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dzrobot.recording.catalog import episode_facts
 from dzrobot.rollout.evaluation.comparison import Comparison
 from dzrobot.rollout.evaluation.report import Score
-from dzrobot.training.improve.settings import ImproveSettings
+from dzrobot.training.improve.improve_settings import ImproveSettings
 
 LEVEL = 0.05
 """Probability of keeping a policy in any of the rounds although none is better."""
@@ -126,7 +126,7 @@ class Round(BaseModel):
     recorded: Recorded
     test: Paired
     p: float
-    """Of the test, corrected for the number of rounds."""
+    """p value of the test, corrected for the number of rounds."""
 
     forgotten: tuple[Paired, ...]
     """What was looked at besides the test."""

@@ -22,8 +22,8 @@ from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
 from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
 from dzrobot.rollout.perturbation import Perturbation
+from dzrobot.training.improve.improve_settings import SEEDS_OF_A_ROUND, ImproveSettings
 from dzrobot.training.improve.rounds import Paired, Recorded, Round, decided, why_over
-from dzrobot.training.improve.settings import SEEDS_OF_A_ROUND, ImproveSettings
 from dzrobot.training.recipes.read import read_recipe
 from dzrobot.training.sft_config import SFTConfig
 
@@ -36,7 +36,7 @@ DECIDE = "decide"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ImproveStep:
     """One command and the file that says that it is done."""
 
     name: str
@@ -111,7 +111,7 @@ class Improvement:
             return Path(self.settings.checkpoint)
         return self.place(number) / CANDIDATE
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> ImproveStep | None:
         """Return the first step whose result is not there; None: there are no more.
 
         Raises:
@@ -132,7 +132,7 @@ class Improvement:
         found = [self._test(0), *(step.words for step in self._others(0)), self._record(1, 0).words]
         return [*found, self._choose(1)]
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[ImproveStep]:
         """Yield all steps in order; each is made when those before it are done."""
         yield self._evaluated(0, "test", "evaluate the start on the test starts", self._test(0))
         yield from self._others(0)
@@ -141,23 +141,23 @@ class Improvement:
                 return
             yield from self._of_round(number)
 
-    def _of_round(self, number: int) -> Iterator[Step]:
+    def _of_round(self, number: int) -> Iterator[ImproveStep]:
         place, kept = self.place(number), self.kept(number)
         if (place / ROUND_FILE).exists():
             return
         yield self._record(number, kept)
-        yield Step(
+        yield ImproveStep(
             name="credit", about="see what is learned from each row", round=number,
             words=self._credit(number), result=place / "credit.json", made=True,
         )  # fmt: skip
-        yield Step(
+        yield ImproveStep(
             name="train", about=f"train from {self._called(kept)}", round=number,
             words=self._train(number, kept), result=_mark(place, "train"),
         )  # fmt: skip
         about = "evaluate the steps on the development starts"
         yield self._evaluated(number, "choose", about, self._choose(number))
         step = chosen_step(place)
-        yield Step(
+        yield ImproveStep(
             name="export", about=f"write step {step}, the best of them, as a checkpoint",
             round=number, result=place / CANDIDATE, made=True,
             words=("export", str(place / "run"), f"--step={step}",
@@ -166,18 +166,18 @@ class Improvement:
         about = f"compare it with {self._called(kept)} on the test starts"
         yield self._evaluated(number, "test", about, self._test(number, kept))
         yield from self._others(number)
-        yield Step(
+        yield ImproveStep(
             name=DECIDE, about="keep it, or refuse it", round=number, result=place / ROUND_FILE,
         )  # fmt: skip
 
     def _called(self, number: int) -> str:
         return "the checkpoint of the start" if number == 0 else f"that of round {number}"
 
-    def _evaluated(self, number: int, name: str, about: str, words: tuple[str, ...]) -> Step:
+    def _evaluated(self, number: int, name: str, about: str, words: tuple[str, ...]) -> ImproveStep:
         mark = _mark(self.place(number), name)
-        return Step(name=name, about=about, round=number, words=words, result=mark)
+        return ImproveStep(name=name, about=about, round=number, words=words, result=mark)
 
-    def _others(self, number: int) -> Iterator[Step]:
+    def _others(self, number: int) -> Iterator[ImproveStep]:
         """Yield the evaluations of what may be forgotten."""
         place, settings = self.place(number), self.settings
         if settings.perturb:
@@ -212,7 +212,7 @@ class Improvement:
             *settings.words("flags"), *settings.words("eval_flags"),
         )  # fmt: skip
 
-    def _record(self, number: int, kept: int) -> Step:
+    def _record(self, number: int, kept: int) -> ImproveStep:
         settings, place = self.settings, self.place(number)
         words = (
             "record", "--env", settings.env, "--policy", str(self.checkpoint(kept)),
@@ -222,7 +222,7 @@ class Improvement:
             *settings.words("flags"), *settings.words("record_flags"),
         )  # fmt: skip
         about = f"record {settings.attempts} episodes of {self._called(kept)}"
-        return Step(
+        return ImproveStep(
             name="record", about=about, round=number, words=words, result=_mark(place, "record"),
             recording=place / "recording" if settings.by_person else None,
         )  # fmt: skip
@@ -269,7 +269,7 @@ class Improvement:
             "checkpoint.export=false",
         )
 
-    def decide(self, step: Step) -> Round:
+    def decide(self, step: ImproveStep) -> Round:
         """Return what came of a round whose evaluations are done, and write it down.
 
         Raises:
@@ -294,7 +294,7 @@ class Improvement:
         return found
 
 
-def has_waited(step: Step, attempts: int) -> bool:
+def has_waited(step: ImproveStep, attempts: int) -> bool:
     """Return whether the episodes of a round that a person records are all there."""
     root = step.recording
     if root is None or not (root / FACTS).is_file():

@@ -84,7 +84,7 @@ class ImproveSettings:
     """Whether a round's episodes are waited for, not recorded."""
 
     episodes: Annotated[int, Flag("test starts, never recorded from", least=1, most=100_000)] = 200
-    """Of the paired test."""
+    """Starts of the paired test."""
 
     dev_episodes: Annotated[int, Flag(
         "development starts, which choose the training step", least=1, most=100_000,
