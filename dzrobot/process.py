@@ -235,10 +235,11 @@ def run_command(words: Sequence[str]) -> int:
     It ends with this one, and its memory, that of a GPU above all, is free again afterwards. Ctrl-C
     and SIGTERM reach it, and it is waited for until it has tidied up.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dzrobot.cli", *words],
-        env={**os.environ, _LAUNCHER: str(os.getpid())},
-    )
+    with searching_here_last():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dzrobot.cli", *words],
+            env={**os.environ, _LAUNCHER: str(os.getpid())},
+        )
     with terminable():
         try:
             return process.wait()
