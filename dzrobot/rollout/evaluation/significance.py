@@ -267,9 +267,7 @@ def rank_correlation(
     # A draw in which all ended the same, or all values are equal, says nothing.
     (low, auc_low), (high, auc_high) = np.nanquantile(resampled, [0.025, 0.975], axis=1).tolist()
     (rho,), (auc,) = _in_order(numbers.reshape(1, -1), won.reshape(1, -1)).tolist()
-    return RankCorrelation(
-        rho=rho, low=low, high=high, auc=auc, auc_low=auc_low, auc_high=auc_high
-    )
+    return RankCorrelation(rho=rho, low=low, high=high, auc=auc, auc_low=auc_low, auc_high=auc_high)
 
 
 def _flat(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
