@@ -22,7 +22,7 @@ from dzrobot.progress import Show, progress_bar, waiting
 from dzrobot.rollout.policy_spec import REMOTE
 
 if TYPE_CHECKING:
-    from dzrobot.diagnostics.policy_checkup import CheckupLine, Verdict
+    from dzrobot.diagnostics.examination import CheckupLine, Verdict
 
 _JOINTS = 7
 
@@ -115,6 +115,15 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         help="keyword argument of the environment",
     )  # fmt: skip
     parser.add_argument(
+        "--recording", type=flags.path, metavar="DIR",
+        help="what was recorded where it acts, an arm for example, in place of a live environment: "
+        "nothing moves; with the --env of that arm, its commands are compared too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-steps", type=flags.whole(1, 1_000_000),
+        help="steps per episode where it failed (default: what the environment says)",
+    )  # fmt: skip
+    parser.add_argument(
         "--episodes", type=flags.whole(1, 1000), default=4, help="of the dataset, to be looked at"
     )
     parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
@@ -185,7 +194,7 @@ def _dataset(arguments: argparse.Namespace, show: Show) -> Iterable[_Line]:
 
 
 def _policy(arguments: argparse.Namespace) -> int:
-    from dzrobot.diagnostics.policy_opening import opened_checkup
+    from dzrobot.diagnostics.policy_opening import Around, opened_checkup
     from dzrobot.diagnostics.policy_page import check_can_write, write_policy_page
 
     served = REMOTE if arguments.server else None
@@ -199,11 +208,16 @@ def _policy(arguments: argparse.Namespace) -> int:
     named = given_as[0]
     if arguments.dataset is None and arguments.env is None:
         raise ConfigError("there is nothing to compare it with: give --dataset, --env, or both")
-    spec, given = read_policy(arguments, named), flags.keywords(arguments.env_arg)
-    where = (arguments.dataset, arguments.env, given, arguments.episodes)
+    if arguments.recording is not None and arguments.dataset is None:
+        raise ConfigError("--recording is compared with what was trained on: give --dataset")
+    spec = read_policy(arguments, named)
+    around = Around(
+        dataset=arguments.dataset, env=arguments.env, arguments=flags.keywords(arguments.env_arg),
+        recording=arguments.recording, episodes=arguments.episodes, max_steps=arguments.max_steps,
+    )  # fmt: skip
     if arguments.page is not None:
         check_can_write()
-    with progress_bar("plans") as show, opened_checkup(spec, *where, show) as checkup:
+    with progress_bar("plans") as show, opened_checkup(spec, around, show) as checkup:
         lines = list(checkup.run())
         if arguments.page is not None:
             write_policy_page(arguments.page, checkup, lines)

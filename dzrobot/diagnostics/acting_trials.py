@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dzrobot.diagnostics.motion import Bench
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action, Policy, end_all
@@ -15,10 +18,18 @@ class _Counting(PolicyActor):
     """A policy whose plans are counted."""
 
     count: Callable[[], None]
+    keys: Sequence[str]
+    """Of the state, in the robot's order."""
+
+    states: list[NDArray[np.float64]] = field(default_factory=list, init=False)
+    """States (S,) that it was given."""
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
         before = len(self.plan_ms)
+        if self.keys:
+            seen = [np.ravel(observation[key]) for key in self.keys]
+            self.states.append(np.concatenate(seen).astype(np.float64))
         acted = super().act(observation)
         if len(self.plan_ms) > before:
             self.count()
@@ -43,17 +54,26 @@ class Trials:
     count: Callable[[], None]
     """Called for every plan."""
 
+    keys: Sequence[str] = ()
+    """Of the robot's state."""
+
     clipped: list[float] = field(default_factory=list, init=False)
     """Share of state numbers beyond the policy's statistics, of every episode that says it."""
+
+    reached: list[NDArray[np.float64]] = field(default_factory=list, init=False)
+    """How far (S,) the robot was from its first state at most, of every episode."""
 
     def won(self, policy: Policy) -> int:
         """Return how many episodes ``policy`` succeeds in."""
         won = 0
         for number, start in enumerate(self.starts):
-            actor = _Counting(policy=policy, noise_key=number, count=self.count)
+            actor = _Counting(policy=policy, noise_key=number, count=self.count, keys=self.keys)
             rules = EpisodeRules(seed=start.seed, init_state_id=start.number, max_steps=start.steps)
             outcome = self.bench.acted(actor, rules)
             won += outcome.success
+            if actor.states:
+                away = np.abs(np.stack(actor.states) - actor.states[0])
+                self.reached.append(away.max(0))
             self.clipped += [] if outcome.clipped is None else [outcome.clipped]
         end_all(policy)
         return won

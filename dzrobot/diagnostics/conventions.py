@@ -50,9 +50,14 @@ class Misfit:
     fingers: float
 
     @property
+    def parts(self) -> tuple[float, float, float]:
+        """Return all three."""
+        return self.translation, self.rotation, self.fingers
+
+    @property
     def total(self) -> float:
         """Root of the mean square of the three."""
-        return float(np.sqrt(np.mean(np.square([self.translation, self.rotation, self.fingers]))))
+        return float(np.sqrt(np.mean(np.square(self.parts))))
 
 
 Change = Callable[[Array, Array], Array]

@@ -19,8 +19,10 @@ STEPS = (0, 8, 16)
 """Rows at which live inputs are compared."""
 
 EPISODES = 2
+_LOOKS = 4
 
 _FEW = 1e-3
+_SAME_THROUGHOUT = "the same image throughout"
 _SAME_TURN_RAD = 0.1
 
 
@@ -53,6 +55,21 @@ class LiveInputs:
 
     hand: HandMotion | None
 
+    acted: Recording | None = None
+    """The recording that ``live`` is from; None: recorded actions were repeated."""
+
+    @classmethod
+    def recorded(
+        cls, recording: Recording, acted: Recording, hand: HandMotion | None
+    ) -> "LiveInputs":
+        """Return what episodes of ``acted`` began with, beside those of ``recording``."""
+        pairs = list(zip(recording.ordinals, acted.ordinals, strict=False))
+        rows = [recording.rows(one, [0])[0] for one, _ in pairs]
+        live = [acted.rows(other, [0])[0].observation for _, other in pairs]
+        return cls(
+            recording=recording, rows=rows, live=live, start_known=False, hand=hand, acted=acted
+        )
+
     @classmethod
     def see(
         cls,
@@ -78,7 +95,7 @@ class LiveInputs:
         if not self.start_known:
             recorded, live = [_mean(recorded)], [_mean(live)]
         for key in self.recording.reader.embodiment.video_keys:
-            fit = variants.fit_images(key, recorded, live)
+            fit = variants.fit_images(key, recorded, live, same_place=self.start_known)
             words = fit.words or self._later(key)
             how = f"as it is {fit.as_is:.1f} of 255 apart, at best {fit.best:.1f}"
             pictures = {"recorded": recorded[0][key], "live": live[0][key]}
@@ -175,6 +192,9 @@ class LiveInputs:
 
     def _later(self, key: str) -> str:
         """Return what is wrong with a view that is right at the start; empty: nothing."""
+        if self.acted is not None:
+            stands = _stands(self.acted, key) and not _stands(self.recording, key)
+            return _SAME_THROUGHOUT if stands else ""
         rest = self._rest
         if not rest:
             return ""
@@ -183,7 +203,7 @@ class LiveInputs:
             # Another motion shows other images: what repeats the actions tells.
             return ""
         if self._static(key, live=True):
-            return "" if self._static(key, live=False) else "the same image throughout"
+            return "" if self._static(key, live=False) else _SAME_THROUGHOUT
         _, ours = self._views(range(len(self.rows)))
         late = variants.late_by(key, [self._earlier(at) for at in rest], [ours[at] for at in rest])
         return f"{late} steps late" if late else ""
@@ -201,6 +221,21 @@ class LiveInputs:
         row = self.rows[at]
         steps = list(range(row.row, max(row.row - variants.LATEST, -1), -1))
         return list(self.recording.images(row.ordinal, steps))
+
+
+def _stands(recording: Recording, key: str) -> bool:
+    """Return whether a view never changes in episodes in which the robot moves."""
+    deviation, moved = recording.every_state.std(0), 0
+    for ordinal in recording.ordinals[:EPISODES]:
+        states = recording.states(ordinal)
+        steps = np.unique(np.linspace(0, len(states) - 1, _LOOKS).astype(int)).tolist()
+        away = np.abs(states[steps] - states[0]) / np.maximum(deviation, _FEW)
+        if away.max() <= variants.SAME_STATE:
+            continue
+        moved += 1
+        if not variants.is_static(key, recording.images(ordinal, steps)):
+            return False
+    return moved > 0
 
 
 def _mean(seen: Sequence[Mapping[str, Image]]) -> dict[str, Image]:

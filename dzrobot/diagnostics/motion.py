@@ -34,6 +34,7 @@ LAST_STEPS = 80
 
 _GRIPPER_STEPS = 8
 _BETTER = 0.7
+_WORSE = 1.1
 _HALF = 0.5
 _SURE = 0.02
 _MOST_FAULTS = 3
@@ -206,7 +207,7 @@ class Motions:
         while now.total > AGREES and len(faults) < _MOST_FAULTS:
             self._bench.plan(_TRIED * len(self._recordings))
             best = min(self._tried(chosen, now), key=lambda tried: tried[1].total, default=None)
-            if best is None or best[1].total > _BETTER * now.total:
+            if best is None or not _mends(best[1], now):
                 break
             fault, now = best
             chosen = fault if chosen is UNCHANGED else chosen.then(fault)
@@ -308,6 +309,18 @@ class Motions:
         """Return the actions of the first steps as ``repair`` has them."""
         states = _prefix(recording, self._hand)
         return repair.change(recording.actions[: len(states)].astype(np.float64), states)
+
+
+def _mends(after: Misfit, before: Misfit) -> bool:
+    """Return whether a repair explains a difference: most of all of it, or one part as a whole.
+
+    Where translation and rotation are both off, the right repair of one leaves the other, and
+    fingers that close beside the object.
+    """
+    pairs = list(zip(after.parts, before.parts, strict=True))
+    one = any(a <= AGREES < b for a, b in pairs)
+    no_worse = all(a <= max(AGREES, _WORSE * b) for a, b in pairs)
+    return after.total <= _BETTER * before.total or (one and no_worse)
 
 
 def _prefix(recording: RecordedActions, hand: HandMotion) -> Array:

@@ -16,6 +16,7 @@ from dzrobot.modality.input_variants import Floats, Image
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Policy
 from dzrobot.rng import numpy_generator
+from dzrobot.rollout.demonstrations.record import RecordedActions
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.plan_errors import OwnRows
 
@@ -85,6 +86,15 @@ class Recording:
     def actions(self, ordinal: int) -> Floats:
         """Return the actions (N, A) of an episode."""
         return self._joined(ordinal, self.reader.embodiment.action_keys)
+
+    def vectors(self) -> list[RecordedActions]:
+        """Return what every episode's numbers are, without where it began."""
+        return [
+            RecordedActions(
+                self.actions(one).astype(np.float32), self.states(one).astype(np.float32), None
+            )
+            for one in self.ordinals
+        ]
 
     @cached_property
     def every_action(self) -> Floats:

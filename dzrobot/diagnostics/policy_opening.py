@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dzrobot.diagnostics.motion import Bench
+from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.own_rows import Recording
-from dzrobot.diagnostics.policy_checkup import EXPECTED, LONGEST, ROWS, PolicyCheckup
+from dzrobot.diagnostics.policy_checkup import EXPECTED, ROWS, PolicyCheckup
 from dzrobot.diagnostics.recorded import noise_of, read_episodes
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
@@ -26,23 +27,37 @@ from dzrobot.rollout.protocol import PROTOCOLS
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a policy is examined with; what is missing is left out of the examination."""
+
+    dataset: Path | None = None
+    """Folder of what it was trained on."""
+
+    env: str | None = None
+    """Where it acts."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+
+    recording: Path | None = None
+    """Folder of what was recorded where it acts: then the environment is asked what it says of
+    itself, and nothing is driven."""
+
+    episodes: int = 4
+    """How many are looked at."""
+
+    max_steps: int | None = None
+    """Steps per episode where it failed; None: the environment's own limit."""
+
+
 @contextmanager
-def opened_checkup(  # noqa: PLR0913 - three things that may be missing
-    spec: PolicySpec,
-    dataset: Path | None,
-    env: str | None,
-    arguments: Mapping[str, Any],
-    episodes: int,
-    show: Show,
-) -> Iterator[PolicyCheckup]:
+def opened_checkup(spec: PolicySpec, around: Around, show: Show) -> Iterator[PolicyCheckup]:
     """Yield the examination of a policy; nothing is measured yet.
 
     Args:
         spec: Which policy, and how it acts.
-        dataset: Folder of what it was trained on. None: what needs it is left out.
-        env: Where it acts. None: what needs it is left out.
-        arguments: Keyword arguments of the environment.
-        episodes: How many are looked at.
+        around: Its data and where it acts.
         show: Takes the progress, in plans and replays.
 
     Raises:
@@ -50,37 +65,48 @@ def opened_checkup(  # noqa: PLR0913 - three things that may be missing
     """
     if spec.name == REMOTE:
         refuse_local(spec)
-    facts = EnvironmentFacts() if env is None else look_at(env, None, arguments)
-    if facts.moves_an_arm:
+    env, given = around.env, around.arguments
+    facts = EnvironmentFacts() if env is None else look_at(env, None, given)
+    driven = env if around.recording is None else None
+    if facts.moves_an_arm and driven is not None:
         raise ConfigError(
-            f"{env} drives an arm, and this command lets policies and recordings act: leave --env "
-            "out, and compare the recording with its arm by `dzrobot doctor data`"
+            f"{env} drives an arm, and nothing is to move here: give --recording FOLDER, what "
+            "`dzrobot eval` or `dzrobot record` recorded of it, which is compared instead"
         )
     found = resolve_policy(spec, facts.robot)
-    recording, starts, noise = None, [], 0.0
-    if dataset is not None:
-        catalog = DatasetCatalog.open(dataset)
-        reader = DatasetReader(catalog, found.robot, ReaderOptions(empty="count"))
-        recording, noise = Recording(reader, facts.task, episodes), noise_of(catalog)
+    recording = _read(around.dataset, found.robot, facts.task, around.episodes)
+    acted = _read(around.recording, found.robot, facts.task, around.episodes)
+    starts, noise = list[RecordedStart](), 0.0
+    if recording is not None:
+        catalog, noise = recording.reader.catalog, noise_of(recording.reader.catalog)
         starts = list(read_episodes(catalog, found.robot, recording.ordinals, images=False))
-    done, expected = 0, ROWS + EXPECTED * (env is not None)
+    done, expected = 0, ROWS + EXPECTED * (driven is not None)
 
     def counted() -> None:
         nonlocal done
         done += 1
         show(done, max(done, expected), "plans and replays")
 
-    misfit, bench, longest = "", None, LONGEST
+    misfit, bench, limit = "", None, around.max_steps or given.get("max_episode_steps")
     with ExitStack() as held:
-        if env is not None:
-            given = environment_arguments(env, PROTOCOLS["custom"], found.robot, arguments)
-            longest = step_limit(env) or LONGEST
-            misfit = _misfit(env, given, found.robot)
-            bench = held.enter_context(Bench(env, given, found.robot, lambda *_: counted()))
+        if driven is not None:
+            made = environment_arguments(driven, PROTOCOLS["custom"], found.robot, given)
+            limit = limit or step_limit(driven)
+            misfit = _misfit(driven, made, found.robot)
+            bench = held.enter_context(Bench(driven, made, found.robot, lambda *_: counted()))
         yield PolicyCheckup(
             found=found, recording=recording, facts=facts, bench=bench, episodes=starts,
-            noise=noise, misfit=misfit, longest=longest, count=counted,
+            noise=noise, misfit=misfit, most_steps=limit, acted=acted, count=counted,
         )  # fmt: skip
+
+
+def _read(
+    folder: Path | None, robot: Embodiment, task: str | None, episodes: int
+) -> Recording | None:
+    if folder is None:
+        return None
+    reader = DatasetReader(DatasetCatalog.open(folder), robot, ReaderOptions(empty="count"))
+    return Recording(reader, task, episodes)
 
 
 def _misfit(env: str, given: Mapping[str, Any], robot: Embodiment) -> str:

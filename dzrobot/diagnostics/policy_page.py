@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dzrobot.diagnostics.policy_checkup import CheckupLine, PolicyCheckup
+from dzrobot.diagnostics.examination import CheckupLine, Examination
+from dzrobot.diagnostics.policy_files import state_bounds
 from dzrobot.importing import required
-from dzrobot.modality.input_variants import Floats, Image
-from dzrobot.modality.stats import Statistics
+from dzrobot.modality.input_variants import Image
 from dzrobot.recording.media import encode_png
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_can_write() -> None:
     required("a page", "report", "jinja2")
 
 
-def write_policy_page(file: Path, checkup: PolicyCheckup, lines: Sequence[CheckupLine]) -> None:
+def write_policy_page(file: Path, checkup: Examination, lines: Sequence[CheckupLine]) -> None:
     """Write the page of an examination that is over.
 
     Args:
@@ -75,13 +75,13 @@ def write_policy_page(file: Path, checkup: PolicyCheckup, lines: Sequence[Checku
     )  # fmt: skip
 
 
-def _groups(checkup: PolicyCheckup) -> Iterator[tuple[str, str, Mapping[str, "SheetPlot"]]]:
+def _groups(checkup: Examination) -> Iterator[tuple[str, str, Mapping[str, "SheetPlot"]]]:
     from dzrobot.rollout.pages.write import plotted
 
     names = [f"{part.key}[{i}]" for part in checkup.found.robot.state for i in range(part.dim)]
     if checkup.live is not None and names:
         recorded, live = checkup.live.states
-        bounds = _bounds(checkup)
+        bounds = state_bounds(checkup.found)
         shown = {}
         for number, name in enumerate(names):
             edges = [] if bounds is None else [
@@ -100,22 +100,6 @@ def _groups(checkup: PolicyCheckup) -> Iterator[tuple[str, str, Mapping[str, "Sh
         }
         legend = "Recorded blue, planned orange: the first action at each row that was asked about."
         yield "Actions, on recorded rows", legend, shown
-
-
-def _bounds(checkup: PolicyCheckup) -> tuple[Floats, Floats] | None:
-    """Return the bounds (S,) of the policy's statistics; None: it has none here."""
-    found = checkup.found
-    if found.checkpoint is None:
-        return None
-    held = Statistics.from_metadata(found.checkpoint.metadata_file, found.robot).bounds
-    low, high = (
-        np.concatenate([np.atleast_1d(np.asarray(one, np.float64)) for one in bounds])
-        for bounds in (
-            [held[key].low for key in found.robot.state_keys],
-            [held[key].high for key in found.robot.state_keys],
-        )
-    )
-    return low, high
 
 
 def _encoded(image: Image) -> str:

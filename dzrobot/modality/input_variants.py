@@ -34,6 +34,11 @@ SAME_STATE = 0.5
 LATEST = 6
 """Recorded steps, from the newest back, that a live image may be of."""
 
+_SAME_PIXEL = 6.0
+_OTHER_PIXEL = 20.0
+_LEAST_PART = 0.01
+_MOST_SAME = 0.5
+_ALL = 0.9
 _ANOTHER = "something else, however it is changed"
 _FITS_STATE = 0.2
 _CONSTANT = 2.0
@@ -69,6 +74,7 @@ def fit_images(
     live: Sequence[Mapping[str, Image]],
     *,
     sharpness: bool = True,
+    same_place: bool = False,
 ) -> ImageFit:
     """Return what the live view ``key`` is, at moments that were recorded.
 
@@ -77,6 +83,7 @@ def fit_images(
         recorded: All recorded views (H, W, 3), by moment.
         live: The same of what is seen.
         sharpness: Whether other resolutions are tried too; not of images that are small anyway.
+        same_place: Whether both began at one start: then what differs in part is something else.
     """
     theirs = [_small(one[key]) for one in live]
     ours = [{name: _small(image) for name, image in one.items()} for one in recorded]
@@ -96,8 +103,38 @@ def fit_images(
     best, words, fitted = min(found, key=lambda one: (round(one[0], 1), len(one[1])))
     if words and best < CLEARLY * as_is:
         return ImageFit(as_is=as_is, best=best, words=words, fitted=fitted)
+    pairs = [(one[key], image) for one, image in zip(ours, theirs, strict=True)]
+    brighter, words = _lit(pairs)
+    if brighter < CLEARLY * as_is:
+        return ImageFit(as_is=as_is, best=brighter, words=words)
+    if same_place and (words := _in_part(pairs)):
+        return ImageFit(as_is=as_is, best=best, words=words)
     other = _ANOTHER if as_is > OTHER_IMAGE else ""
     return ImageFit(as_is=as_is, best=best, words=other)
+
+
+def _lit(pairs: Sequence[tuple[Image, Image]]) -> tuple[float, str]:
+    """Return what is left between recorded and live images of another brightness, and which."""
+    ours, theirs = (np.stack(images).astype(np.float32) for images in zip(*pairs, strict=True))
+    factor = float((ours * theirs).sum() / max(float((ours * ours).sum()), 1.0))
+    left = float(np.abs(np.clip(factor * ours, 0, 255) - theirs).mean())
+    return left, f"{factor:.2g} times as bright"
+
+
+def _in_part(pairs: Sequence[tuple[Image, Image]]) -> str:
+    """Return what differs of images that are otherwise the same; empty: it is not so."""
+    apart = np.stack([b.astype(np.float32) - a for a, b in pairs]).mean(-1)
+    size = np.abs(apart)
+    same, other = float((size < _SAME_PIXEL).mean()), size > _OTHER_PIXEL
+    share = float(other.mean())
+    if share < _LEAST_PART or same < _MOST_SAME:
+        return ""
+    darker = float((apart[other] < 0).mean())
+    how = "darker" if darker > _ALL else "brighter" if darker < 1 - _ALL else "something else"
+    return (
+        f"the same in {100 * same:.0f} % of its pixels and {how} in {100 * share:.0f} %: another "
+        "version of the simulator, light, background, or objects that stand elsewhere"
+    )
 
 
 def late_by(
