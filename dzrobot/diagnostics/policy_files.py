@@ -141,7 +141,8 @@ def idle_rows(recording: Recording) -> int:
     for ordinal in recording.ordinals:
         states = recording.states(ordinal)
         moved = (np.abs(states - states[0]) / deviation).max(1) > STILL
-        counts.append(int(np.argmax(moved)) if moved.any() else len(states))
+        # What moves it is done in the row before.
+        counts.append(max(int(np.argmax(moved)) - 1, 0) if moved.any() else len(states))
     return int(np.median(counts))
 
 

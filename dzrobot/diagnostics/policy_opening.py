@@ -13,7 +13,7 @@ from dzrobot.diagnostics.recorded import noise_of, read_episodes
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.progress import Show
-from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.catalog import DatasetCatalog, EpisodeChoice
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
@@ -75,7 +75,8 @@ def opened_checkup(spec: PolicySpec, around: Around, show: Show) -> Iterator[Pol
         )
     found = resolve_policy(spec, facts.robot)
     recording = _read(around.dataset, found.robot, facts.task, around.episodes)
-    acted = _read(around.recording, found.robot, facts.task, around.episodes)
+    # It is of a policy that fails: its episodes may all be marked so.
+    acted = _read(around.recording, found.robot, facts.task, around.episodes, chosen="all")
     starts, noise = list[RecordedStart](), 0.0
     if recording is not None:
         catalog, noise = recording.reader.catalog, noise_of(recording.reader.catalog)
@@ -101,11 +102,13 @@ def opened_checkup(spec: PolicySpec, around: Around, show: Show) -> Iterator[Pol
 
 
 def _read(
-    folder: Path | None, robot: Embodiment, task: str | None, episodes: int
-) -> Recording | None:
+    folder: Path | None, robot: Embodiment, task: str | None, episodes: int,
+    chosen: EpisodeChoice = "successes",
+) -> Recording | None:  # fmt: skip
     if folder is None:
         return None
-    reader = DatasetReader(DatasetCatalog.open(folder), robot, ReaderOptions(empty="count"))
+    options = ReaderOptions(empty="count", episodes=chosen)
+    reader = DatasetReader(DatasetCatalog.open(folder), robot, options)
     return Recording(reader, task, episodes)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 
@@ -11,23 +12,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import TypeAdapter
 
 import dzrobot  # noqa: F401
 from dzrobot.cli import main
 from dzrobot.commands.serve_env import make_hosted
+from dzrobot.diagnostics.own_rows import Recording
+from dzrobot.diagnostics.policy_files import Files
 from dzrobot.diagnostics.statistics_match import match_statistics
+from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.envs.fakes import PointEnv
 from dzrobot.envs.remote.env_server import EnvServer, EnvServerOptions
 from dzrobot.modality.input_variants import fit_images, fit_states
 from dzrobot.policies.base import Abilities, Plan, Policy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.recording import EpisodeWriter
 from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
+from dzrobot.rollout.environment import EnvironmentFacts
+from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 from dzrobot.rollout.protocol import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader
+from dzrobot.training.data.fingerprint import trained_inputs
 from dzrobot.training.data.normalization import measure
 
 SIDE = 128
@@ -77,6 +87,52 @@ def mirrored(_):
     return Mirrored()
 
 
+STARTS = []
+"""States that recorded episodes began with."""
+
+
+class Sleeping(Looking):
+    """The same, once it has left its start: there, it learned to stand still."""
+
+    def toward(self, seen):
+        """Return no motion where an episode began."""
+        at = seen["state.state"]
+        asleep = any(np.allclose(at, start, atol=1e-3) for start in STARTS)
+        return super().toward(seen) * (not asleep)
+
+
+def sleeping(_):
+    """Make it."""
+    return Sleeping()
+
+
+class Waiting(Looking):
+    """An operator who looks around before each episode."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def toward(self, seen):
+        """Return no motion for ten rows."""
+        self.waited += 1
+        if self.waited == 1:
+            STARTS.append(seen["state.state"])
+        return super().toward(seen) * (self.waited > 10)
+
+
+class Circling(Looking):
+    """Goes around in a circle."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def toward(self, seen):
+        """Return the next step of the circle."""
+        self.steps += 1
+        angle = self.steps / 5
+        return np.array([0.5 * np.cos(angle), 0.5 * np.sin(angle), 0, 0, 0, 0, 0], np.float32)
+
+
 class Wrong(gym.Wrapper):
     """The point, and one thing that is wrong with it."""
 
@@ -84,16 +140,23 @@ class Wrong(gym.Wrapper):
 
     def __init__(self, env, fault):
         super().__init__(env)
-        self.fault, self.first = fault, {}
+        self.fault, self.first, self.steps = fault, {}, 0
 
     def reset(self, **given):
         seen, info = self.env.reset(**given)
+        self.steps = 0
         self.first = {key: seen[key] for key in ROBOT.video_keys}
         return self.seen(seen), info
 
     def step(self, action):
-        seen, *rest = self.env.step(action * np.float32(-0.6 if self.fault == "actions" else 0.6))
-        return self.seen(seen), *rest
+        self.steps += 1
+        if self.fault == "goal at reset" and self.steps <= 5:
+            action = action + np.array([0.8, 0, 0, 0, 0, 0, 0], np.float32)
+        moved = np.clip(action, -1, 1) * np.float32(-0.6 if self.fault == "actions" else 0.6)
+        seen, reward, over, late, info = self.env.step(moved)
+        if self.fault == "metric":
+            over, info = False, {**info, "is_success": False}
+        return self.seen(seen), reward, over, late, info
 
     def seen(self, seen):
         seen = dict(seen)
@@ -108,21 +171,35 @@ class Wrong(gym.Wrapper):
         return seen
 
 
+HAND = HandMotion(
+    position=slice(0, 3), rotation=slice(3, 6), rotation_form="rotation vector",
+    fingers=slice(6, 8), translation=slice(0, 3), turn=slice(3, 6), gripper=6, closes=1,
+    translation_m=0.06, rotation_rad=0.5,
+)  # fmt: skip
+
+
 def point(*, fault: str = "", resolution: int = SIDE):
     """Make the environment."""
     inner = gym.make("dzrobot/point-v0", resolution=resolution, disable_env_checker=True)
+    if fault == "goal at reset":
+        inner.unwrapped.hand = HAND
     return Wrong(inner.unwrapped, fault)
+
+
+def recorded(folder, actor, seeds, fault=""):
+    """Record episodes of the point."""
+    with EpisodeWriter(folder, ROBOT, fps=ROBOT.timing.control_hz) as writer:
+        env = RecordedEnv(point(fault=fault), writer)
+        for seed in seeds:
+            rules = EpisodeRules(seed=seed, max_steps=60)
+            acting = CallableActor(actor().toward)
+            assert record_episode(env, acting, writer, rules, keep_all=True).kept
+    return folder
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder, actor = tmp_path_factory.mktemp("checkup") / "data", CallableActor(Looking().toward)
-    with EpisodeWriter(folder, ROBOT, fps=ROBOT.timing.control_hz) as writer:
-        env = RecordedEnv(point(), writer)
-        for seed in range(3):
-            rules = EpisodeRules(seed=seed, max_steps=60)
-            assert record_episode(env, actor, writer, rules, keep_all=False).kept
-    return folder
+    return recorded(tmp_path_factory.mktemp("checkup") / "data", Looking, range(3))
 
 
 def asked(capsys, *given):
@@ -184,6 +261,117 @@ def test_actions_that_mean_something_else_in_the_environment_fail_the_replay(cap
     assert "0 of 3 succeed again" in line(found, "replay", "success")["found"]
     # Without knowing the hand, another simulator looks the same.
     assert (found["exit"], len(found["causes"])) == (1, 2)
+
+
+def test_a_success_that_is_never_counted_is_the_environments(capsys, data):
+    found = examined(capsys, data, "metric")
+    assert "0 of 3 succeed again" in line(found, "replay", "success")["found"]
+    assert (found["exit"], len(found["causes"])) == (1, 1)
+    assert "never counts the success" in found["causes"][0]
+
+
+def test_a_goal_that_is_elsewhere_at_reset_is_told_from_actions_that_mean_something_else(
+    capsys, data
+):
+    found = examined(capsys, data, "goal at reset")
+    assert line(found, "replay", "holding")["differs"]
+    # Whether it matters is another thing: the point finds the mark all the same.
+    told = [*found["causes"], found["sentence"]]
+    assert any("hold" in words or "goal at reset" in words for words in told)
+
+
+def test_episodes_that_are_too_short_are_named_before_a_plan_is_made(capsys, data):
+    where = ["--env", f"{HERE}:point", "--dataset", data, "--max-steps", "3"]
+    found = asked(capsys, "--policy", f"{HERE}:looking", *where)
+    assert found["exit"] == 1
+    assert "too short" in found["causes"][0]
+    assert sum(one["plans"] for one in found["measurements"]) == 0
+
+
+def test_rows_in_which_the_robot_stands_still_are_the_cause_of_a_policy_that_does(capsys, tmp_path):
+    STARTS.clear()
+    data = recorded(tmp_path / "data", Waiting, range(3))
+    found = examined(capsys, data, policy="sleeping")
+    assert line(found, "files", "idle rows")["differs"]
+    assert "stands still" in found["causes"][0]
+    assert "first 10 rows" in found["sentence"]
+
+
+def test_a_recording_takes_the_place_of_an_environment_and_nothing_moves(
+    capsys, data, tmp_path, monkeypatch
+):
+    where = ["--policy", f"{HERE}:looking", "--dataset", data]
+    there = recorded(tmp_path / "there", Looking, range(10, 13))
+    turned = recorded(tmp_path / "turned", Looking, range(3), "upside down")
+    units = recorded(tmp_path / "units", Looking, range(3), "millimeters")
+    static = recorded(tmp_path / "static", Looking, range(3), "static")
+    monkeypatch.setattr(PointEnv, "step", _never)
+    healthy = asked(capsys, *where, "--recording", there)
+    assert (healthy["exit"], healthy["causes"]) == (0, [])
+    assert "was left out" in healthy["sentence"]
+    assert not [one for one in healthy["measurements"] if one["differs"]]
+    assert "3 of 3 recorded" in line(healthy, "acting", "as recorded")["found"]
+    assert "upside down" in asked(capsys, *where, "--recording", turned)["sentence"]
+    assert "1000 times" in asked(capsys, *where, "--recording", units)["sentence"]
+    still = asked(capsys, *where, "--recording", static)
+    assert "same image throughout" in line(still, "inputs", "video.image")["found"]
+
+
+def test_a_recording_is_compared_with_what_its_hand_was_commanded(capsys, data, tmp_path):
+    turned = recorded(tmp_path / "turned", Circling, range(3), "actions")
+    found = asked(
+        capsys, "--policy", f"{HERE}:looking", "--dataset", data, "--recording", turned,
+        "--env", f"{HERE}:point", "--env-arg", "fault='goal at reset'",
+    )  # fmt: skip
+    assert found["exit"] == 1
+    assert line(found, "commands", "translation, of the data")["differs"] is False
+    assert "all three reversed" in found["sentence"]
+
+
+def _never(*_):
+    raise AssertionError("nothing is to move")
+
+
+def test_a_checkpoint_says_whether_it_was_trained_on_these_instructions(data, tmp_path):
+    left = shutil.ignore_patterns("libero_object", "*.py")
+    folder = shutil.copytree(default_checkpoint(), tmp_path / "c", ignore=left)
+    recording = Recording(DatasetReader(data, ROBOT), None, 3)
+    inputs = trained_inputs([recording.reader], ROBOT)
+    file = folder / "dzrobot_passport.json"
+    for instructions, differs in ((inputs.instructions, False), (("close the drawer",), True)):
+        passport = json.loads(file.read_text())
+        trained = TypeAdapter(TrainedInputs).dump_python(
+            replace(inputs, instructions=instructions), mode="json"
+        )
+        passport["embodiments"][ROBOT.tag]["inputs"] = trained
+        file.write_text(json.dumps(passport))
+        found = resolve_policy(PolicySpec(name=str(folder)), ROBOT)
+        files = Files(
+            found=found, recording=recording, facts=EnvironmentFacts(), episodes=(),
+            most_steps=None,
+        )  # fmt: skip
+        (said,) = [one for one in files.said() if one.what == "trained instructions"]
+        assert said.differs is differs
+
+
+class Elsewhere(Looking):
+    """What answers at an address where another policy is expected."""
+
+    def toward(self, seen):
+        """Return what has nothing to do with the data."""
+        return np.sin(np.arange(7) * float(seen["state.state"].sum()) * 1e3).astype(np.float32)
+
+
+def test_a_server_that_serves_something_else_is_named_by_what_it_says(capsys, data):
+    options = ServeOptions(port=0, array_port=None)
+    card = {"checkpoint": "libero_object"}
+    with in_background(PolicyServer(Elsewhere(), options, card=card)) as server:
+        address = f"ws://127.0.0.1:{server.ports[0]}"
+        found = asked(capsys, "--dataset", data, "--server", address)
+    assert found["exit"] == 1
+    assert (
+        "another server than was meant: it says that it serves 'libero_object'" in found["sentence"]
+    )
 
 
 def test_a_sign_of_the_policys_own_is_named(capsys, data):
@@ -327,6 +515,7 @@ CHANGED = {
     "cropped": lambda image: np.kron(image[32:96, 32:96], np.ones((2, 2, 1), np.uint8)),
     "resolution": lambda image: np.kron(image[::2, ::2], np.ones((2, 2, 1), np.uint8)),
     "one color": np.zeros_like,
+    "0.6 times as bright": lambda image: (0.6 * image).astype(np.uint8),
 }
 
 
@@ -343,6 +532,18 @@ def test_what_a_live_image_is_is_told_from_what_it_is_not(name):
     assert fit_images("video.image", recorded, recorded).words == ""
     # A recording that lossy compression changed everywhere is still the same view.
     assert fit_images("video.image", recorded, [{"video.image": noisy[0]}]).words == ""
+
+
+def test_images_that_differ_in_part_are_told_from_those_that_are_changed_as_a_whole():
+    drawn = np.random.default_rng(0).integers(60, 255, (8, 8, 3), np.uint8)
+    image = np.kron(drawn, np.ones((16, 16, 1), np.uint8))
+    floor = image.copy()
+    floor[96:] //= 2
+    seen = [[{"video.image": one}] for one in (image, floor)]
+    words = fit_images("video.image", *seen, same_place=True).words
+    assert words.startswith("the same in 75 % of its pixels and darker in 25 %")
+    # From other starts, objects stand elsewhere anyway.
+    assert "same in" not in fit_images("video.image", *seen).words
 
 
 def test_numbers_of_a_state_that_are_exchanged_are_told():
