@@ -214,7 +214,9 @@ class Blindfold(Wrapper):
 def _poses(actions, states):
     out = actions.copy()
     out[:, :3] = states[: len(out), :3] + 0.05 * actions[:, :3]
-    out[:, 3:6] = states[: len(out), 3:6] + 0.5 * actions[:, 3:6]
+    turns = [cv2.Rodrigues(0.5 * turn.astype(np.float64))[0] for turn in actions[:, 3:6]]
+    now = [cv2.Rodrigues(one.astype(np.float64))[0] for one in states[: len(out), 3:6]]
+    out[:, 3:6] = [cv2.Rodrigues(a @ b)[0][:, 0] for a, b in zip(turns, now, strict=True)]
     return out
 
 

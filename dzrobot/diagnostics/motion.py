@@ -212,7 +212,7 @@ class Motions:
             fault, now = best
             chosen = fault if chosen is UNCHANGED else chosen.then(fault)
             faults.append(fault)
-        if now.total > max(AGREES, _HALF * before.total):
+        if now.total > max(AGREES, _HALF * before.total) and not _mends_a_part(now, before):
             # A change that mends half or less only follows what is there at random.
             return Motion(repair=UNCHANGED, faults=(), before=before, after=before)
         return Motion(repair=chosen, faults=tuple(faults), before=before, after=now)
@@ -312,15 +312,19 @@ class Motions:
 
 
 def _mends(after: Misfit, before: Misfit) -> bool:
-    """Return whether a repair explains a difference: most of all of it, or one part as a whole.
+    """Return whether a repair explains a difference: most of all of it, or one part as a whole."""
+    return after.total <= _BETTER * before.total or _mends_a_part(after, before)
+
+
+def _mends_a_part(after: Misfit, before: Misfit) -> bool:
+    """Return whether one part of the motion agrees now, and no other has become worse.
 
     Where translation and rotation are both off, the right repair of one leaves the other, and
     fingers that close beside the object.
     """
     pairs = list(zip(after.parts, before.parts, strict=True))
     one = any(a <= AGREES < b for a, b in pairs)
-    no_worse = all(a <= max(AGREES, _WORSE * b) for a, b in pairs)
-    return after.total <= _BETTER * before.total or (one and no_worse)
+    return one and all(a <= max(AGREES, _WORSE * b) for a, b in pairs)
 
 
 def _prefix(recording: RecordedActions, hand: HandMotion) -> Array:

@@ -275,18 +275,21 @@ def _with_other_options(look: Examination, trials: Trials) -> Step:
         return None
     given, usual, starts = look.found.acting, usually(look.found), len(_starts_of(look))
     spec = look.found.spec
+    # What differs is the likelier cause: only departures from what is usual are tried then.
+    other = not look.differences
     tried: list[tuple[str, object, PolicySpec]] = [
-        ("execute", rows, replace(spec, execute=rows)) for rows in dict.fromkeys([usual.execute, 1])
+        ("execute", rows, replace(spec, execute=rows))
+        for rows in dict.fromkeys([usual.execute, *([1] if other else [])])
     ]
     tried += [
         ("history", frames, replace(spec, history=frames))
-        for frames in dict.fromkeys([usual.history, RECENT_FRAMES])
+        for frames in dict.fromkeys([usual.history, *([RECENT_FRAMES] if other else [])])
     ]
-    for name, value, other in tried:
+    for name, value, acting in tried:
         held = given.execute if name == "execute" else given.history
         if value == held:
             continue
-        won = trials.won(look.load(replace(look.found, spec=other)).policy)
+        won = trials.won(look.load(replace(look.found, spec=acting)).policy)
         better = 2 * won >= starts
         words = f"{won} of {starts} starts succeed with {value} instead of {held}"
         yield look.line("acting", name, words, differs=better, matters=better)
