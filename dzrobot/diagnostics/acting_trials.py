@@ -19,7 +19,7 @@ class _Counting(PolicyActor):
 
     count: Callable[[], None]
     keys: Sequence[str]
-    """Of the state, in the robot's order."""
+    """Keys of the state, in the robot's order."""
 
     states: list[NDArray[np.float64]] = field(default_factory=list, init=False)
     """States (S,) that it was given."""
@@ -55,7 +55,7 @@ class Trials:
     """Called for every plan."""
 
     keys: Sequence[str] = ()
-    """Of the robot's state."""
+    """Keys of the robot's state, in its order."""
 
     clipped: list[float] = field(default_factory=list, init=False)
     """Share of state numbers beyond the policy's statistics, of every episode that says it."""

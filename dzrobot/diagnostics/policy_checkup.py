@@ -37,7 +37,7 @@ MENDS = 0.75
 
 @dataclass(kw_only=True)
 class PolicyCheckup(Examination):
-    """The same, step by step; see :meth:`run`."""
+    """The examination of a policy, step by step; see :meth:`run`."""
 
     def run(self) -> Iterator[CheckupLine]:
         """Yield what is measured; the first certain cause ends it.

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +12,15 @@ from dzrobot.diagnostics.examination import CheckupLine, Examination
 from dzrobot.diagnostics.policy_files import state_bounds
 from dzrobot.importing import required
 from dzrobot.modality.input_variants import Image
-from dzrobot.recording.media import encode_png
+from dzrobot.recording.media import VideoCodec, VideoFile, encode_png
+from dzrobot.rollout.footage import side_by_side
 
 if TYPE_CHECKING:
     # Jinja is imported where a page is written.
     from dzrobot.rollout.pages.write import SheetPlot
+
+FILMED_STEPS = 300
+"""Most steps of an episode that are on the film."""
 
 COLUMNS = ("measured", "", "found", "differs", "matters", "s", "plans")
 """Headings of a table of measurements."""
@@ -70,7 +75,7 @@ def write_policy_page(file: Path, checkup: Examination, lines: Sequence[CheckupL
         CheckupPage(
             title=f"Why does {checkup.found.spec.label or 'the bundled policy'} fail?",
             sentence=checkup.verdict.sentence, pictures=pictures, groups=list(_groups(checkup)),
-            columns=COLUMNS, rows=[cells(line) for line in lines],
+            columns=COLUMNS, rows=[cells(line) for line in lines], film=_film(checkup),
         ),
     )  # fmt: skip
 
@@ -100,6 +105,31 @@ def _groups(checkup: Examination) -> Iterator[tuple[str, str, Mapping[str, "Shee
         }
         legend = "Recorded blue, planned orange: the first action at each row that was asked about."
         yield "Actions, on recorded rows", legend, shown
+
+
+def _film(checkup: Examination) -> str:
+    """Return an episode as it was recorded, above what is seen when its actions are repeated.
+
+    An MP4 file in base64; empty where nothing can be repeated.
+    """
+    if checkup.bench is None or checkup.recording is None or not checkup.episodes:
+        return ""
+    start, robot = checkup.episodes[0], checkup.found.robot
+    ordinal = checkup.recording.ordinal(start.number)
+    steps = list(range(min(checkup.recording.length(ordinal), FILMED_STEPS)))
+    recorded = checkup.recording.images(ordinal, steps)
+    live = checkup.bench.observations(start.recording, steps)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "replay.mp4"
+        film = VideoFile(path, robot.timing.control_hz, VideoCodec(crf=28))
+        for one, other in zip(recorded, live, strict=True):
+            rows = [
+                side_by_side([np.asarray(seen[key], np.uint8) for key in robot.video_keys])
+                for seen in (one, other)
+            ]
+            film.add(np.concatenate(rows))
+        film.close()
+        return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
 def _encoded(image: Image) -> str:

@@ -1,5 +1,6 @@
 """``dzrobot doctor policy``: one thing is put wrong at a time, and named; no other is."""
 
+import base64
 import json
 import shutil
 import threading
@@ -39,6 +40,7 @@ from dzrobot.rollout.protocol import EpisodeRules
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.fingerprint import trained_inputs
 from dzrobot.training.data.normalization import measure
+from dzrobot.training.data.video_decoding import Videos
 
 SIDE = 128
 ROBOT = load_embodiment("libero_mini")
@@ -478,13 +480,15 @@ class _Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.words, self.pictures = [], [], []
+        self.tags, self.words, self.pictures, self.films = [], [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         if tag == "img":
             self.pictures.append(dict(attrs))
+        if tag == "video":
+            self.films.append(dict(attrs))
 
     def handle_data(self, data):
         if data.strip():
@@ -505,6 +509,13 @@ def test_the_page_shows_what_was_compared(capsys, data, tmp_path):
     fitted = shown["video.image, recorded, made upside down"]
     assert fitted == shown["video.image, live"] != shown["video.image, recorded"]
     assert page.tags.count("svg") == 8 + 7
+    # The film: recorded above live, which is upside down.
+    data_url = page.films[0]["src"]
+    file = tmp_path / "film.mp4"
+    file.write_bytes(base64.b64decode(data_url.partition("base64,")[2]))
+    first = Videos().clip(file, 0, [0])[0].astype(int)
+    above, below = first[: len(first) // 2], first[len(first) // 2 :]
+    assert np.abs(above - below[::-1]).mean() < np.abs(above - below).mean() / 2
     assert page.tags.count("tr") == 1 + len(found["measurements"])
 
 

@@ -247,6 +247,9 @@ class CheckupPage:
     rows: Sequence[Sequence[str]]
     """The table of all measurements."""
 
+    film: str
+    """Recorded above live, an MP4 file in base64; empty: there is none."""
+
 
 def write_checkup(file: Path, page: CheckupPage) -> None:
     """Write the page of an examination, one HTML file that opens from disk.
