@@ -13,7 +13,8 @@ from dzrobot.diagnostics.recorded import noise_of, read_episodes
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, ProtocolError
 from dzrobot.progress import Show
-from dzrobot.recording.catalog import DatasetCatalog, EpisodeChoice
+from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.formats import EpisodeChoice
 from dzrobot.rollout.environment import (
     EnvironmentFacts,
     check_fits,
