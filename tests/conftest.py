@@ -135,11 +135,13 @@ def libero_assets() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that no process is left with one at the end.
+    """Begin with the files that take long, so that no process is left with one at the end.
 
     Of a family that is marked ``sampled``, two of three inputs are left to the long form.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
+    begins = ("tests/training/", "tests/commands/", "tests/envs/", "tests/policies/")
+    items.sort(key=lambda item: not item.nodeid.startswith(begins))
+    items.sort(key=lambda item: item.nodeid.startswith("tests/test_"))
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):

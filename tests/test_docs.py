@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import os
@@ -190,11 +191,17 @@ def test_the_documents_have_commands():
     assert commands("make")
 
 
+@functools.cache
+def parser_of(name):
+    """Return the parser of a command, made once."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    import_module(cli.available()[name]).add_arguments(parser)
+    return parser
+
+
 @pytest.mark.parametrize("words", commands("dzrobot"), ids=" ".join)
 def test_dzrobot_lines_are_accepted(words):
-    module = import_module(cli.available()[words[1]])
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    module.add_arguments(parser)
+    parser = parser_of(words[1])
     nested = parser._subparsers is not None
     # Whether there is a GPU is looked up as the flag is read; here, it does not matter.
     given = ["cpu" if re.fullmatch(r"cuda(:\d+)?", word) else word for word in words[2:]]
@@ -212,10 +219,8 @@ def options(parser):
 def test_commands_and_flags_named_in_the_text_exist(span):
     name, *words = span.split()
     assert name in cli.available()
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    import_module(cli.available()[name]).add_arguments(parser)
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
-    assert flags <= set(options(parser))
+    assert flags <= set(options(parser_of(name)))
 
 
 def sentences(file):
@@ -230,7 +235,7 @@ def sentences(file):
 
 def test_commands_and_flags_named_in_messages_exist():
     """Read where the package is installed: the sources of a checkout, or of a wheel."""
-    known, named = {}, 0
+    named = 0
     package = Path(dzrobot.__file__).parent
     # In a checkout these are links, which are not followed.
     linked = [package / name for name in ("envs", "policies", "training")]
@@ -238,13 +243,9 @@ def test_commands_and_flags_named_in_messages_exist():
         for text in sentences(file):
             for name, rest in re.findall(r"`dzrobot ([a-z][a-z0-9-]+)([^`]*)`", text):
                 assert name in cli.available(), f"{file}: dzrobot {name}"
-                if name not in known:
-                    parser = argparse.ArgumentParser(allow_abbrev=False)
-                    import_module(cli.available()[name]).add_arguments(parser)
-                    known[name] = set(options(parser)) | {"--help-all"}
                 flags = {word.partition("=")[0].rstrip(".,:;)") for word in rest.split()}
                 flags = {flag for flag in flags if re.fullmatch(r"--[a-z-]+", flag)}
-                assert flags <= known[name], f"{file}: {text}"
+                assert flags <= {*options(parser_of(name)), "--help-all"}, f"{file}: {text}"
                 named += 1
     assert named > 50
 

@@ -1,6 +1,7 @@
 """An option is declared in one field: parser, policy and card have it without another edit."""
 
 import argparse
+import functools
 import json
 import shlex
 from dataclasses import dataclass
@@ -53,12 +54,18 @@ def spoken(one):
     return [one.option, str(one.flag.least + 1) if number else "other"]
 
 
+@functools.cache
+def parser_of(command):
+    """Return the parser of a module's command, made once."""
+    return build_parser("dzrobot", command)
+
+
 @pytest.mark.parametrize(
     "command", [evaluate, sweep, curve, serve, record], ids=lambda one: one.__name__
 )
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_option_of_a_policy_is_a_flag_and_reaches_the_policy_and_its_card(command, field):
-    one, parser = FIELDS[field], build_parser("dzrobot", command)
+    one, parser = FIELDS[field], parser_of(command)
     parsed = {name: action for action in parser._actions for name in action.option_strings}
     if command is not evaluate and field in {*AWAY, *LEFT_OUT.get(command, ())}:
         assert field in LEFT_OUT.get(command, ()) or one.option not in parsed
@@ -218,7 +225,7 @@ def parsed(words):
     """Return the module and arguments of a line, which must be one that is taken."""
     assert words[0] == "dzrobot"
     command = import_module(available()[words[1]])
-    parser = build_parser(words[1], command)
+    parser = parser_of(command)
     try:
         return command, parser.parse_intermixed_args(words[2:])
     except TypeError:

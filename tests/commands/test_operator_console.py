@@ -248,7 +248,8 @@ def left_alone(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.sampled
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
     with evaluation("--env-arg", f"address={ADDRESS}") as run:
         run.begin()
@@ -261,7 +262,8 @@ def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
     assert json.loads((tmp_path / "results/summary.json").read_text())["complete"] is False
 
 
-@pytest.mark.parametrize("phase", ["stand clear", "scene ready?", "running"])
+@pytest.mark.sampled
+@pytest.mark.parametrize("phase", ["running", "stand clear", "scene ready?"])
 def test_a_closed_terminal_is_a_stop_in_every_phase(phase, evaluation, tmp_path):
     with evaluation("--env-arg", f"address={ADDRESS}") as run:
         run.wait_for("question", "stand clear")

@@ -14,6 +14,7 @@ import pytest
 
 from dzrobot.cli import main
 
+pytestmark = pytest.mark.copies
 PACKAGE = """
 import gymnasium as gym
 import numpy as np

@@ -31,6 +31,7 @@ from dzrobot.rollout.predictions import (
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile, predictions_size
 
+pytestmark = pytest.mark.copies
 STEPS = 8
 POINT = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", episodes=1, max_steps=STEPS,

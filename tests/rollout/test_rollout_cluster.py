@@ -31,6 +31,7 @@ from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, environment_key, plan_
 from dzrobot.rollout.queue import LocalQueue
 from dzrobot.rollout.records import RecordFile
 
+pytestmark = pytest.mark.copies
 SPEC = EvalSpec(
     protocol=PROTOCOLS["custom"], env="dzrobot/point-v0", tasks=(0, 2), episodes=3,
     max_steps=20, arguments={"resolution": 32},

@@ -10,6 +10,7 @@ from dzrobot.cli import main
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.rollout.records import RecordFile
 
+pytestmark = pytest.mark.copies
 SHORT = (
     "eval", "--env", "dzrobot/point-v0", "--episodes", "2", "--max-steps", "12", "--videos",
     "none", "--dit-steps", "5", "--checkpoint", str(default_checkpoint()),

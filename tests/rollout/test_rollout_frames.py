@@ -35,6 +35,7 @@ from dzrobot.rollout.predictions import (
 from dzrobot.rollout.protocol import PROTOCOLS, EpisodeRules, EvalSpec
 from dzrobot.rollout.records import ERROR_FOLDER, RecordFile
 
+pytestmark = pytest.mark.copies
 MINI = load_embodiment("libero_mini")
 STEPS = 8
 
