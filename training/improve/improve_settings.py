@@ -9,9 +9,9 @@ from dzrobot.declared import Flag, check_fields, declared
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError, suggest
 from dzrobot.files import explained, write_json
-from dzrobot.policies.dreamzero.checkpoints.directory import METADATA_FILE
 from dzrobot.registration import SUITES
 from dzrobot.rollout.perturbation import Perturbation
+from dzrobot.training.recipes.architecture import METADATA_FILE
 
 SETTINGS_FILE = "improve.json"
 
