@@ -59,11 +59,7 @@ def replayed(look: Examination) -> Step:
         return weights(look) if fails_its_data else None
     if (drifts := (yield from _holding(look, look.bench))) is not None:
         return drifts
-    repair, findings = UNCHANGED, list[Finding]()
-    if look.facts.hand is not None:
-        first = look.episodes[:EPISODES]
-        repair, findings = check_motion(first, look.bench, look.facts.hand, look.noise)
-    success = check_success(look.episodes, look.bench, repair, look.noise)
+    findings, success = _repeated(look, look.bench)
     fails = success.verdict != "ok"
     named = [one for one in findings if one.verdict == "fail"]
     for one in named or findings[:1]:
@@ -85,11 +81,30 @@ def replayed(look: Examination) -> Step:
     return weights(look) if fails_its_data else None
 
 
+def _repeated(look: Examination, bench: Bench) -> tuple[list[Finding], Finding]:
+    """Return what the motion of repeated actions tells, and whether they succeed again."""
+    hand = look.facts.hand
+    if _state_differs(look):
+        # States that mean something else show another motion of the same actions.
+        success = check_success(look.episodes, bench, UNCHANGED, look.noise)
+        if success.verdict == "ok":
+            return [], success
+    if hand is None:
+        return [], check_success(look.episodes, bench, UNCHANGED, look.noise)
+    repair, findings = check_motion(look.episodes[:EPISODES], bench, hand, look.noise)
+    return findings, check_success(look.episodes, bench, repair, look.noise)
+
+
+def _state_differs(look: Examination) -> bool:
+    keys = look.found.robot.state_keys
+    return any(one.words for one in look.compared if one.key in keys)
+
+
 def _holding(look: Examination, bench: Bench) -> Step:
     """Look whether the hand stays where an episode begins while actions hold it there."""
     hand, robot = look.facts.hand, look.found.robot
     recording = look.episodes[0].recording
-    if hand is None or any(part.hold != HOLD_ZERO for part in robot.action):
+    if hand is None or _state_differs(look) or any(part.hold != HOLD_ZERO for part in robot.action):
         return None
     held = np.zeros((HELD_STEPS, robot.action_dim))
     held[:, hand.gripper] = recording.actions[0, hand.gripper]

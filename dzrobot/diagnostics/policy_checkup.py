@@ -204,8 +204,8 @@ def _left(look: Examination) -> Verdict:
         each = "; ".join(look.differences)
         return Verdict(
             causes=tuple(look.differences[:2]),
-            sentence=f"It fails, and what differs seemed harmless: {each}; undo one of them at "
-            "a time and evaluate again.",
+            sentence=f"It fails, and this is all that differs: {each}; on recorded rows the plan "
+            "hardly tells; undo one difference at a time and evaluate again.",
         )
     return Verdict(
         sentence="It fails, and nothing that was measured tells why: it does its data, its "
