@@ -240,6 +240,8 @@ def _concluded(verdict: "Verdict", lines: "list[CheckupLine]", *, as_json: bool)
     for one in lines:
         table.add_row(*map(Text, cells(one)))
     console.print(table)
+    plans, seconds = sum(one.plans for one in lines), sum(one.seconds for one in lines)
+    console.print(f"{plans} plans, {seconds:.0f} s in all")
     return code
 
 
