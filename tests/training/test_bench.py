@@ -15,8 +15,10 @@ from dzrobot import cli
 from dzrobot.commands import bench
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.options import PolicyOptions
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
+from dzrobot.rollout.protocol import plan_episodes
 from dzrobot.training.bench import pace
 from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval, measure_policy
 from dzrobot.training.bench.document import (
@@ -27,6 +29,14 @@ from dzrobot.training.bench.document import (
     Measurement,
     PartResult,
     read_result,
+)
+from dzrobot.training.bench.episode_cost import (
+    EPISODE_PARTS,
+    OPENING,
+    PAGE_PARTS,
+    Account,
+    FormCost,
+    asked_episodes,
 )
 from dzrobot.training.bench.learning import _of_records, asked_recipe, beside_lerobot
 from dzrobot.training.bench.processes import other_build, own_build, paired_ratios, unpaired_ratios
@@ -400,3 +410,76 @@ def test_compiled_blocks_are_compared_with_eager_ones(train_root, tmp_path):
     found = {one.name: one for one in measure_policy(settings, tmp_path)[0]}
     assert len(found["window, compiled over eager"].values) == settings.repeats
     assert any(name.startswith("chunk, first") for name in found)
+
+
+def test_time_is_counted_for_the_innermost_part_and_a_resets_is_its_own():
+    now = [0.0]
+    account = Account(clock=lambda: now[0])
+
+    def spend(seconds):
+        now[0] += seconds
+
+    spend(1)
+    with account.part("physics"):
+        spend(2)
+        with account.part("images"):
+            spend(4)
+        spend(8)
+    with account.part("reset"), account.part("images"):
+        spend(16)
+    account.of("films", spend)(32)
+    assert account.settle() == {
+        "bookkeeping": 1, "physics": 10, "images": 4, "reset": 16, "films": 32,
+    }  # fmt: skip
+    spend(64)
+    assert account.settle() == {"bookkeeping": 64}
+
+
+def test_a_task_is_opened_once_and_the_page_is_shared_by_all_episodes():
+    episodes = ({OPENING: 5.0, "plans": 1.0}, {"reset": 2.0, "plans": 3.0}, {"reset": 4.0})
+    cost = FormCost(episodes, {PAGE_PARTS[0]: 6.0, PAGE_PARTS[1]: 3.0}, 3, ("a", "b", "c"))
+    assert cost.values(OPENING) == (5.0,)
+    assert cost.values("reset") == (2.0, 4.0)
+    assert cost.values("plans") == (1.0, 3.0, 0.0)
+    assert cost.seconds == pytest.approx(3 + 4 / 3 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "repeats", "tasks", "each", "whole"),
+    [
+        ("dzrobot/libero_object-v0", 20, 10, 2, 500),
+        ("dzrobot/libero_object-v0", 4, 2, 2, 500),
+        ("dzrobot/point-v0", 3, 1, 3, 10),
+    ],
+)
+def test_what_is_measured_is_spread_over_tasks(env, repeats, tasks, each, whole):
+    settings = BenchSettings(parts=("eval",), repeats=repeats, env=env, profile=True)
+    all_of_it, measured = asked_episodes(settings)
+    cases = plan_episodes(measured)
+    assert len(plan_episodes(all_of_it)) == whole
+    assert len(cases) == tasks * each
+    assert len({case.task_id for case in cases}) == tasks
+
+
+@pytest.mark.long
+def test_the_parts_of_an_episode_are_counted_in_both_forms(tmp_path):
+    pytest.importorskip("plotly", reason="no plotly: pip install -e '.[report]'")
+    pytest.importorskip("mujoco", reason="no simulator: pip install -e '.[libero]'")
+    settings = BenchSettings(
+        parts=("eval",), repeats=2, env="dzrobot/point-v0", profile=True,
+        checkpoint=str(default_checkpoint()), embodiment="libero_mini",
+    )  # fmt: skip
+    measured, notes = measure_eval(settings, tmp_path)
+    found = {one.name: one for one in measured}
+    for part in ("plans", "physics", "predictions", "films", "page: decoding"):
+        assert min(found[f"--videos all: {part}"].values) > 0, part
+    for part in ("predictions", "films", "page: decoding"):
+        assert max(found[f"--videos none: {part}"].values) < 0.1, part
+    for form in ("all", "none"):
+        parts = [*EPISODE_PARTS, *PAGE_PARTS]
+        values = [found[f"--videos {form}: {part}"].values for part in parts
+                  if f"--videos {form}: {part}" in found]  # fmt: skip
+        whole = found[f"--videos {form}: an episode"].values[0]
+        assert sum(sum(one) / len(one) for one in values) == pytest.approx(whole)
+        assert found[f"--videos {form}: custom, 10 episodes"].unit == "h"
+    assert "same in all forms" in notes[0]
