@@ -65,6 +65,15 @@ class _Everywhere:
     """Whether batch calls run session by session: the numbers then do not depend, not even in the
     last bits, on which sessions share a call."""
 
+    batch_size: Annotated[int | None, ServerDecides(), Flag(
+        "with --batch and --history off: plans that every call of the network makes, filled up "
+        "with copies; results then do not depend on which episodes share a call",
+        metavar="N", least=2, most=64,
+    )] = None  # fmt: skip
+    """Plans that every call of the network makes. A call for fewer is filled up with copies of its
+    first plan, so that on a CPU the numbers do not depend, not even in the last bits, on which
+    sessions share it. Other sizes give other last bits. None: as many as are due."""
+
     compile: Annotated[bool, ServerDecides(), Flag(
         "compile the network's blocks: faster on a GPU, last bits vary, the first plan takes "
         "minutes",
@@ -162,6 +171,8 @@ class PolicyOptions(_Everywhere):
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.batch_size is not None:
+            self._check_batch_size(self.batch_size)
         if self.video != "full" and self.cfg_scale not in (None, 1):
             raise ConfigError(
                 f"cfg_scale={self.cfg_scale:g} guides the predicted video, and "
@@ -170,6 +181,18 @@ class PolicyOptions(_Everywhere):
         if self.execute is not None and self.execute < 1:
             raise ConfigError(
                 f"execute={self.execute} must be at least 1, or None for the embodiment's number"
+            )
+
+    def _check_batch_size(self, size: int) -> None:
+        """Raise ConfigError where calls of the network cannot have ``size`` plans."""
+        if size < 2:
+            raise ConfigError(f"batch_size={size}: give 2 or more, or leave it out")
+        alone = [n for n in ("independent", "compile", "graphs") if vars(self)[n]]
+        alone += ["dit_steps='dynamic'"] if self.dit_steps == "dynamic" else []
+        if alone:
+            raise ConfigError(
+                f"batch_size={size} and {alone[0]}, which makes plans one by one: leave one of "
+                "them out"
             )
 
     def for_robot(self, robot: Embodiment, distilled: int | None = None) -> ActingOptions:
@@ -185,6 +208,11 @@ class PolicyOptions(_Everywhere):
         """
         if distilled is not None:
             return self._distilled(distilled).for_robot(robot)
+        if self.batch_size is not None and (self.history or robot.history) != "off":
+            raise ConfigError(
+                f"batch_size={self.batch_size} fills calls up with copies of a plan, and a plan "
+                "that remembers has no copy: choose history='off', or leave batch_size out"
+            )
         horizon = robot.timing.action_horizon
         if self.execute is not None and self.execute > horizon:
             raise ConfigError(

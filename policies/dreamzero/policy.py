@@ -46,7 +46,7 @@ from dzrobot.policies.dreamzero.network.generate import predict, schedules
 from dzrobot.policies.dreamzero.network.graphs import prompt_batches
 from dzrobot.policies.dreamzero.network.layers import compile_blocks
 from dzrobot.policies.dreamzero.network.prompt import PromptCache, PromptTokenizer
-from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache
+from dzrobot.policies.dreamzero.network.session import InferenceRequest, SessionCache, filled_up
 from dzrobot.policies.dreamzero.options import (
     SOLVER_STEPS,
     ActingOptions,
@@ -61,7 +61,10 @@ from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footp
 
 _log = logging.getLogger(__name__)
 
-_UNTOLD = {"graphs": False, "video": "full", "solver_steps": SOLVER_STEPS, "solver": "unipc"}
+_UNTOLD = {
+    "batch_size": None, "graphs": False, "video": "full", "solver_steps": SOLVER_STEPS,
+    "solver": "unipc",
+}  # fmt: skip
 """Values that cards do not mention: those of results from before there were others."""
 
 __all__ = ["DreamZeroPolicy", "PolicyOptions", "PolicyParts", "WeightOptions"]
@@ -590,7 +593,7 @@ class DreamZeroPolicy(Policy):
         ]
         encoded = time.perf_counter()
         alone = self.options.independent or self.options.compile or self.options.graphs
-        group = 1 if alone else len(requests)
+        group = 1 if alone else self.options.batch_size or len(requests)
         predicted: list[Tensor] = []
         for first in range(0, len(requests), group):
             part = slice(first, first + group)
@@ -625,15 +628,17 @@ class DreamZeroPolicy(Policy):
             if episode.memory is None:
                 episode.memory = SessionCache(prompts=self._embeddings)
             memories.append(episode.memory)
+        memories, requests = filled_up(memories, requests, self.options.batch_size or 0)
         compiles = self.options.compile
         with self._compiling.watching("plan") if compiles else nullcontext():
             prediction = predict(self._network, memories, requests, self.options, self._batches)
+        # The copies come last, and are dropped.
         for episode, start, latents in zip(
-            episodes, prediction.starts, prediction.videos, strict=True
+            episodes, prediction.starts, prediction.videos, strict=False
         ):
             if start == 0:
                 episode.predicted, episode.video = [], None
             if latents.shape[1]:
                 episode.predicted.append(latents)
             episode.chunks += 1
-        return list(prediction.action_BAM.float().cpu())
+        return list(prediction.action_BAM[: len(episodes)].float().cpu())

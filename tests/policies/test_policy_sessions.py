@@ -185,6 +185,35 @@ def test_independent_batches_equal_sessions_alone_in_every_bit(tiny, libero):
             np.testing.assert_array_equal(a["actions"], b["actions"])
 
 
+def test_calls_of_one_size_give_the_same_bits_whoever_shares_them(tiny, libero):
+    policy = policy_of(tiny, libero, history="off", batch_size=3, noise="keyed")
+    seen = [observe(libero, key, 0) for key in range(4)]
+    found = []
+    for keys in ([0], [0, 1], [2, 0, 3], [3, 1, 2, 0]):
+        policy.end_all()
+        for key in keys:
+            policy.reset(f"s{key}", episode=key)
+        plans = policy.infer_batch([seen[key] for key in keys], [f"s{key}" for key in keys])
+        found.append(plans[keys.index(0)]["actions"])
+        assert len(policy.imagine(f"s{keys[-1]}")) > 1
+    for plan in found[1:]:
+        np.testing.assert_array_equal(plan, found[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"batch_size": 1}, "batch_size=1: give 2 or more"),
+        ({"batch_size": 4, "history": "recent"}, "a plan that remembers has no copy"),
+        ({"batch_size": 4, "independent": True}, "batch_size=4 and independent"),
+        ({"batch_size": 4, "dit_steps": "dynamic"}, "batch_size=4 and dit_steps='dynamic'"),
+    ],
+)
+def test_calls_that_cannot_be_filled_up_are_refused(libero, options, why):
+    with pytest.raises(ConfigError, match=why):
+        PolicyOptions(**{"history": "off", **options}).for_robot(libero)
+
+
 def test_batch_of_sessions_in_unlike_states(tiny, libero):
     """Some sessions plan, some execute, one is new."""
     policy = policy_of(tiny, libero, execute=3, independent=True)

@@ -351,3 +351,18 @@ def seeded_noise(
         for shape in shapes
     )
     return InferenceNoise(video_CFYX, action_AM)
+
+
+def filled_up(
+    sessions: Sequence[SessionCache], requests: Sequence[InferenceRequest], size: int
+) -> tuple[list[SessionCache], list[InferenceRequest]]:
+    """Return a batch of at least ``size``: copies of its first request follow.
+
+    Args:
+        sessions: Those of the requests.
+        requests: One at least; none depends on what its session remembers.
+        size: How many there are to be.
+    """
+    missing = max(0, size - len(requests))
+    more = [SessionCache(prompts=sessions[0].prompts) for _ in range(missing)]
+    return [*sessions, *more], [*requests, *[requests[0]] * missing]
