@@ -16,10 +16,13 @@ from dzrobot.files import explained, write_json
 from dzrobot.policies.dreamzero.options import check_device, chosen_device
 from dzrobot.progress import progress_bar
 from dzrobot.training.bench.document import (
+    OPENING,
     PARTS,
+    WHOLE,
     BenchComparison,
     BenchResult,
     BenchSettings,
+    Measurement,
     Ratio,
     read_result,
     short,
@@ -148,8 +151,8 @@ def run(args: argparse.Namespace) -> int:
     settings = validated(given, BenchSettings, "the flags", ConfigError)
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     result = _measured(args, settings)
-    tables = _tables(result) if isinstance(result, BenchResult) else _comparison(result)
-    for line in tables:
+    lines = tables(result) if isinstance(result, BenchResult) else _comparison(result)
+    for line in lines:
         console.print(line, soft_wrap=isinstance(line, str), markup=False)
     if args.json is not None:
         _write(args, result)
@@ -232,7 +235,7 @@ def _write(args: argparse.Namespace, result: BaseModel) -> None:
         write_json(args.json, result.model_dump(mode="json"))
 
 
-def _tables(result: BenchResult) -> Iterator[str | Table]:
+def tables(result: BenchResult) -> Iterator[str | Table]:
     """Yield one build's table and what belongs to it."""
     machine = next(iter(result.parts.values()))
     yield _where(result)
@@ -246,7 +249,32 @@ def _tables(result: BenchResult) -> Iterator[str | Table]:
             p50, p95 = np.percentile(one.values, (50, 95))
             table.add_row(part, one.name, short(p50), short(p95), one.unit, str(len(one.values)))
     yield table
+    if result.settings.profile and "eval" in result.parts:
+        yield _shares(result.parts["eval"].measurements)
     yield from _notes(result)
+
+
+def _shares(measurements: Sequence[Measurement]) -> Table:
+    """Return what an episode consists of: means, and shares of the whole, in every form."""
+    means: dict[str, dict[str, float]] = {}
+    for one in measurements:
+        form, colon, part = one.name.partition(": ")
+        if colon and one.unit == "s":
+            means.setdefault(form, {})[part] = float(np.mean(one.values))
+    table = Table(title="an episode, means", title_justify="left")
+    table.add_column("part", no_wrap=True)
+    for form in means:
+        table.add_column(f"{form}, s", justify="right", no_wrap=True)
+        table.add_column("%", justify="right", no_wrap=True)
+    for part in dict.fromkeys(part for parts in means.values() for part in parts):
+        row = []
+        for parts in means.values():
+            mean = parts.get(part, 0.0)
+            # A task is opened once; its time is not an episode's.
+            outside = part == OPENING
+            row += [short(mean), "-" if outside else f"{100 * mean / parts[WHOLE]:.0f}"]
+        table.add_row(part, *row)
+    return table
 
 
 def _where(result: BenchResult) -> str:

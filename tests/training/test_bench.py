@@ -22,6 +22,7 @@ from dzrobot.rollout.protocol import plan_episodes
 from dzrobot.training.bench import pace
 from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval, measure_policy
 from dzrobot.training.bench.document import (
+    OPENING,
     PARTS,
     BenchResult,
     BenchSettings,
@@ -32,7 +33,6 @@ from dzrobot.training.bench.document import (
 )
 from dzrobot.training.bench.episode_cost import (
     EPISODE_PARTS,
-    OPENING,
     PAGE_PARTS,
     Account,
     FormCost,
@@ -307,7 +307,7 @@ def test_a_tree_that_cannot_measure_is_refused(tmp_path):
 def test_the_table_shows_percentiles_and_what_was_left_out(capsys):
     found = part(chunk=tuple(map(float, range(1, 102))))
     found = found.model_copy(update={"notes": ("MFU: left out",)})
-    for line in bench._tables(BenchResult(settings=QUICK, parts={"policy": found})):
+    for line in bench.tables(BenchResult(settings=QUICK, parts={"policy": found})):
         Console(width=130).print(line)
     text = capsys.readouterr().out
     assert "MFU: left out" in text
@@ -459,6 +459,28 @@ def test_what_is_measured_is_spread_over_tasks(env, repeats, tasks, each, whole)
     assert len(plan_episodes(all_of_it)) == whole
     assert len(cases) == tasks * each
     assert len({case.task_id for case in cases}) == tasks
+
+
+def test_shares_are_of_an_episode_in_an_open_task():
+    found = [
+        Measurement(name=f"{form}: {name}", unit="s", values=values, better="less")
+        for form, name, values in (
+            ("a", OPENING, (8.0,)), ("a", "plans", (1.0, 2.0)), ("a", "page", (0.5,)),
+            ("a", "an episode", (2.0,)), ("b", "plans", (1.0,)), ("b", "an episode", (1.0,)),
+        )
+    ]  # fmt: skip
+    result = BenchResult(
+        settings=BenchSettings(parts=("eval",), profile=True),
+        parts={"eval": part().model_copy(update={"measurements": tuple(found)})},
+    )
+    console = Console(width=100)
+    with console.capture() as shown:
+        for line in bench.tables(result):
+            console.print(line)
+    rows = [" ".join(line.replace("│", " ").split()) for line in shown.get().splitlines()]
+    assert "plans 1.5 75 1 100" in rows
+    assert "page 0.5 25 0 0" in rows
+    assert "opening a task 8 - 0 -" in rows
 
 
 @pytest.mark.long

@@ -19,6 +19,9 @@ Part = Literal["policy", "train", "data", "env", "eval"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """What can be measured, in the order in which it is."""
 
+OPENING, WHOLE = "opening a task", "an episode"
+"""Measurements of a profile that are not parts of an episode."""
+
 LARGEST = 2**20
 """Bytes of a document; one with a thousand repeats has fewer."""
 

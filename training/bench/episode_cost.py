@@ -29,11 +29,10 @@ from dzrobot.rollout.pages.write import write_page
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import RecordFile
-from dzrobot.training.bench.document import BenchSettings, Measurement
+from dzrobot.training.bench.document import OPENING, WHOLE, BenchSettings, Measurement
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-OPENING = "opening a task"
 RESET = "reset"
 EPISODE_PARTS = (RESET, "plans", "images", "physics", "predictions", "films", "bookkeeping")
 """What an episode consists of."""
@@ -229,7 +228,7 @@ def measure_episodes(settings: BenchSettings, folder: Path) -> tuple[list[Measur
         for part in (OPENING, *EPISODE_PARTS, *PAGE_PARTS):
             if values := cost.values(part):
                 found.append(_measured(f"{form}: {part}", values))
-        found.append(_measured(f"{form}: an episode", (cost.seconds,)))
+        found.append(_measured(f"{form}: {WHOLE}", (cost.seconds,)))
         hours = (tasks * cost.mean(OPENING) + len(cases) * cost.seconds) / 3600
         found.append(
             Measurement(
