@@ -1,7 +1,6 @@
 """Writing weights: safetensors shards with an index, there whole or not at all."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.files import explained, move, remove
+from dzrobot.files import explained, move, one_at_a_time, remove
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     DTYPE_NAMES,
     StateDictSource,
@@ -29,19 +28,23 @@ SHARD_BYTES = 4 * 1000**3
 def written_whole(target: Path) -> Iterator[Path]:
     """Yield a path beside ``target`` to write to; renamed to ``target`` if all goes well.
 
+    What a process that was killed left there is removed; one that still writes is waited for.
+
     Raises:
         CheckpointError: ``target`` exists already, or cannot be written.
     """
     with explained(f"write {str(target)[:200]}", CheckpointError):
         refuse_existing(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        remove(temporary)
-        try:
-            yield temporary
-            move(temporary, target)
-        finally:
+        temporary = target.with_name(f".{target.name}.partial")
+        with one_at_a_time(target.with_name(f".{target.name}.lock"), f"writing {target}"):
+            refuse_existing(target)
             remove(temporary)
+            try:
+                yield temporary
+                move(temporary, target)
+            finally:
+                remove(temporary)
 
 
 def refuse_existing(target: Path) -> None:
