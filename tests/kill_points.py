@@ -26,8 +26,8 @@ from typing import Any, Literal, NoReturn
 
 Mode = Literal["kill", "torn", "full"]
 """``kill``: SIGKILL before the operation. ``torn``: the same, after half of what was written since
-the file was opened is cut off. ``full``: this operation and all later ones that need room fail as
-on a full disk."""
+the file was opened, and is not on the disk yet, is cut off. ``full``: this operation and all later
+ones that need room fail as on a full disk."""
 
 _ONE_PATH = ("unlink", "remove", "mkdir", "rmdir", "truncate")
 _TWO_PATHS = ("rename", "replace", "link", "symlink")
@@ -91,6 +91,9 @@ class _Stopper:
         self._kept: dict[str, int] = {}
         """Bytes of files when they were opened to append."""
 
+        self._flushed: dict[int, int] = {}
+        """Bytes of files that are on the disk, by the number of their inode: names change."""
+
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if log else None
 
     def install(self) -> None:
@@ -145,14 +148,18 @@ class _Stopper:
         if self._log is not None:
             _write(self._log, f"{name} {Path(path).relative_to(self._folder)}\n".encode())
         if self._at is None or number < self._at:
+            if name == "fsync" and Path(path).is_file():
+                found = Path(path).stat()
+                self._flushed[found.st_ino] = found.st_size
             return
         if self._mode == "full":
             if name in _NEEDS_ROOM:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             return
         if self._mode == "torn" and Path(path).is_file() and name in ("fsync", "write"):
-            kept = self._kept.get(path, 0)
-            _truncate(path, kept + (Path(path).stat().st_size - kept) // 2)
+            found = Path(path).stat()
+            kept = max(self._kept.get(path, 0), self._flushed.get(found.st_ino, 0))
+            _truncate(path, kept + max(0, found.st_size - kept) // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
