@@ -83,8 +83,9 @@ foreign: setup  ## evaluate in robosuite 1.5, gym-aloha and gym-pusht through th
 goldens: setup  ## compare with reference numbers
 	$(BIN)/python -m pytest -q -r N --tb=line tests/goldens
 
-# Kills recordings and evaluations at every file operation; `make test` does so at a few.
-kill-points: setup  ## kill recordings and evaluations at every file operation
+# Kills recordings and evaluations at every file operation, `make test` at a few; and every other
+# command that writes at some, chosen by KILL_SEED.
+kill-points: setup  ## kill every command that writes at its file operations
 	KILL_POINTS=all $(BIN)/python -m pytest -m kill_points -rP --timeout 3600
 
 # Downloads several GB: LeRobot pins its own PyTorch. Another folder: make lerobot LEROBOT=DIR.
