@@ -528,7 +528,11 @@ def results(  # noqa: C901, PLR0915 (one door)
             path.write_text(f"{mark}task_description,result\n{quoted},Success\n", newline="")
             # A text in quotes is a text, whatever is in it; a mark of Excel's is none of it.
             if quoted != text and len(text) < 100_000:
-                yield "csv good", False, lambda p=path: _taken(lambda: _counted(read_foreign, p))
+                yield (
+                    f"csv good {mark + text[:9]!r}",
+                    False,
+                    lambda p=path: _taken(lambda: _counted(read_foreign, p)),
+                )
                 continue
         elif kind == "long":
             tasks = [{**task, "task_id": n, "metrics": {"successes": [True] * 50}}
