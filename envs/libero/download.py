@@ -113,10 +113,10 @@ def _install_libero(say: Callable[[str], None]) -> None:
 def _download(folder: Path, files: Sequence[Asset], say: Callable[[str], None]) -> None:
     with waiting(_COMPARING):
         complete = (folder / "LICENSE").is_file() and not _lacking(folder, files)
-    if complete:
+    stage = folder / ".unfinished"
+    if complete and not (stage.exists() and os.access(folder, os.W_OK)):
         # Nothing is written: the folder may be one that can only be read.
         return
-    stage = folder / ".unfinished"
     busy = SimulatorError(f"another `dzrobot libero setup` fills {folder}: wait until it is done.")
     with cached_in(folder, SetupError):
         stage.mkdir(exist_ok=True)
