@@ -25,7 +25,7 @@ from dzrobot.training.improve.improve_settings import (
     write_settings,
 )
 from dzrobot.training.improve.rounds import Paired, Recorded, Round, decided, why_over
-from dzrobot.training.improve.steps import CANDIDATE, ROUND_FILE, Improvement
+from dzrobot.training.improve.steps import CANDIDATE, ROUND_FILE, Improvement, has_waited
 
 SETTINGS = ImproveSettings(
     checkpoint="start", demos=("demos",), recipe="tiny_cpu", env="dzrobot/point-v0",
@@ -176,6 +176,20 @@ def test_a_refused_policy_is_not_gone_on_from(tmp_path):
     step = Improvement(tmp_path, HELPED).next_step()
     # Of equals on the development starts, the step with the least training.
     assert (step.name, words_of(step)["--step"]) == ("export", "8")
+
+
+def test_a_persons_episodes_are_waited_for(tmp_path):
+    settings = replace(HELPED, by_person=True, attempts=2)
+    Improvement(tmp_path, settings).next_step().finish(1.0)
+    step = Improvement(tmp_path, settings).next_step()
+    facts = tmp_path / "round-01/recording/meta/recording_facts.jsonl"
+    assert not has_waited(step, settings.attempts)
+    facts.parent.mkdir(parents=True)
+    line = '{"episode_index": %d, "success": false, "seed": %d}\n'
+    facts.write_text(line % (0, 1_000_000))
+    assert not has_waited(step, settings.attempts)
+    facts.write_text(facts.read_text() + line % (1, 1_000_001))
+    assert has_waited(step, settings.attempts)
 
 
 def test_settings_are_said_once(tmp_path):
