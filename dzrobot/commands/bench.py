@@ -92,6 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lerobot", type=flags.text, metavar="PYTHON",
         help="of an environment that has LeRobot: how long its dataset class takes for the samples",
     )  # fmt: skip
+    parser.add_argument(
+        "--films", choices=("exact",),
+        help="of data: made-up films of three codecs beside those of `consolidate --films exact`",
+    )  # fmt: skip
     _add_evaluation(parser)
     parser.add_argument(
         "--rate", type=flags.number(0.1, 1000), metavar="HZ",

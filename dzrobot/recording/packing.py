@@ -1,5 +1,8 @@
 """Pack the files of a v3.0 recording: many episodes per file, nothing compressed again.
 
+With ``films="exact"`` the films are written anew so that every picture decodes on its own, and is
+the same to the bit: training then decodes the pictures of a sample and no others.
+
 New files are written beside the old ones, then the files of the list of episodes are replaced one
 by one, then the old files go. Interrupted anywhere, the folder is whole: what is listed is there.
 """
@@ -9,14 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError
-from dzrobot.files import explained, replacing, undone_on_error
+from dzrobot.files import explained, replacing, undone_on_error, write_json
+from dzrobot.progress import Show
 from dzrobot.recording import folder, formats
 from dzrobot.recording.episode_list import (
     located,
@@ -31,6 +37,16 @@ from dzrobot.untrusted import parsing
 
 MEGABYTE = 2**20
 
+Films = Literal["kept", "exact"]
+
+EXACT = "magicyuv"
+"""FFmpeg's lossless codec whose pictures decode on their own, and fastest."""
+
+_EXACT_PIXELS = ("yuv420p", "yuv422p", "yuv444p", "gbrp", "gray")
+"""Formats of 8 bits that it keeps as they are."""
+
+_MOST_BYTES_PER_PIXEL = 3
+
 
 @dataclass(frozen=True)
 class _Stored:
@@ -41,45 +57,68 @@ class _Stored:
     frames: int
 
 
-def consolidate(root: Path, *, data_mb: float = 100, video_mb: float = 200) -> None:
+def consolidate(
+    root: Path, *, data_mb: float = 100, video_mb: float = 200, films: Films = "kept",
+    show: Show | None = None,
+) -> None:  # fmt: skip
     """Join neighboring files of ``root`` up to the given sizes.
 
     Args:
         root: Folder of a v3.0 dataset.
         data_mb: Largest joined data file, in MiB.
         video_mb: Largest joined video file, in MiB.
+        films: ``kept``: compressed pictures are copied. ``exact``: they are decoded and written
+            without loss, each one a key frame, and compared with what they were.
+        show: Takes how many pictures are written of how many, with ``exact``.
 
     Raises:
-        DatasetError: Not a v3.0 dataset, or another writer is at work.
+        DatasetError: Not a v3.0 dataset, another writer is at work, or a film cannot be kept to the
+            bit. What was there stays then.
     """
     info = formats.read_info(root)
     if info.codebase_version != "v3.0":
         raise DatasetError(
             f"{root} is {info.codebase_version}: only v3.0 keeps many episodes in a file"
         )
+    if films == "exact" and not info.videos:
+        raise DatasetError(f"{root} has no films, only images: leave --films exact out")
     handle = folder.lock(root)
     try:
         with explained(f"pack {root}", DatasetError):
-            _pack(root, info, data_mb, video_mb)
+            _pack(root, info, (data_mb, video_mb), films, show or (lambda *_: None))
     finally:
         handle.close()
         shutil.rmtree(root / formats.ASIDE, ignore_errors=True)
 
 
-def _pack(root: Path, info: Info, data_mb: float, video_mb: float) -> None:
+def _pack(root: Path, info: Info, limits_mb: tuple[float, float], films: Films, show: Show) -> None:
     table = read_rows(root, info.videos)
     if table is None:
         return
     rows: list[dict[str, Any]] = table.to_pylist()
+    data_mb, video_mb = limits_mb
+
+    def commit() -> None:
+        replace_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
+
     # Who reads by pattern, not by list, would find the rows of a joined file twice. The list on the
     # disk decides, also where it was replaced just before an error.
     with undone_on_error(lambda: remove_unlisted(root, read_rows(root))):
         _join_data(root, rows, data_mb)
-        for key in info.videos:
-            _join_videos(root, rows, key, video_mb, info.fps)
-        replace_rows(root, pa.Table.from_pylist(rows, schema=table.schema))
+        for number, key in enumerate(info.videos):
+            again = films == "exact" and not _is_exact(root, rows, key)
+            if again:
+                done = number * sum(row["length"] for row in rows)
+                _rewrite_videos(root, rows, key, video_mb, _Exact(info, key, done, show))
+                # Minutes of work: the same command again goes on with the next camera.
+                commit()
+            else:
+                _join_videos(root, rows, key, video_mb, info.fps)
+        commit()
     remove_unlisted(root, read_rows(root))
     folder.remove_unfinished(root)
+    if films == "exact":
+        _describe_exact(root, rows, info)
 
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
@@ -87,7 +126,7 @@ def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
         with _joining(target), replacing(target) as temporary:
             _append_rows(temporary, group)
 
-    _join(root, rows, "data", limit_mb, write)
+    _join(root, rows, "data", _groups(_stored(root, rows, "data"), limit_mb), write)
 
 
 def _join_videos(
@@ -98,28 +137,77 @@ def _join_videos(
     def write(target: Path, group: Sequence[_Stored]) -> None:
         with _joining(target), replacing(target) as temporary:
             _append_packets(temporary, group, fps)
-        before = 0
-        for stored in group:
-            shift = float(before / fps)
-            for episode in stored.episodes:
-                for end in ("from_timestamp", "to_timestamp"):
-                    rows[episode][f"videos/{key}/{end}"] += shift
-            before += stored.frames
+        _shift(rows, key, group, fps)
 
-    _join(root, rows, f"videos/{key}", limit_mb, write)
+    prefix = f"videos/{key}"
+    _join(root, rows, prefix, _groups(_stored(root, rows, prefix), limit_mb), write)
+
+
+@dataclass
+class _Exact:
+    """How the films of one camera are written without loss."""
+
+    info: Info
+    key: str
+    done: int
+    """Pictures of other cameras that are written already."""
+
+    show: Show
+
+    @property
+    def fps(self) -> Fraction:
+        return Fraction(self.info.fps).limit_denominator(1001)
+
+    @property
+    def total(self) -> int:
+        return len(self.info.videos) * self.info.total_frames
+
+    @property
+    def most_bytes(self) -> int:
+        """Return the largest size of a picture."""
+        height, width = self.info.features[self.key].shape[:2]
+        return _MOST_BYTES_PER_PIXEL * height * width
+
+
+def _rewrite_videos(
+    root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float, exact: _Exact
+) -> None:
+    def write(target: Path, group: Sequence[_Stored]) -> None:
+        with _joining(target), replacing(target) as temporary:
+            _append_exact(temporary, group, exact)
+        _shift(rows, key, group, exact.fps)
+
+    prefix = f"videos/{key}"
+    stored = _stored(root, rows, prefix)
+    groups = _groups(stored, limit_mb, lambda one: one.frames * exact.most_bytes)
+    _join(root, rows, prefix, groups, write)
+
+
+def _shift(rows: list[dict[str, Any]], key: str, group: Sequence[_Stored], fps: Fraction) -> None:
+    """Write into ``rows`` where the episodes of each file now begin and end."""
+    before = 0
+    for stored in group:
+        shift = float(before / fps)
+        for episode in stored.episodes:
+            for end in ("from_timestamp", "to_timestamp"):
+                rows[episode][f"videos/{key}/{end}"] += shift
+        before += stored.frames
+
+
+def _bytes_on_disk(stored: _Stored) -> int:
+    return stored.path.stat().st_size
 
 
 def _join(
     root: Path,
     rows: list[dict[str, Any]],
     prefix: str,
-    limit_mb: float,
+    groups: Sequence[Sequence[_Stored]],
     write: Callable[[Path, Sequence[_Stored]], None],
 ) -> None:
     """Write joined files under new numbers and point ``rows`` to them."""
-    stored = _stored(root, rows, prefix)
     number = 1 + max(number_of(row, prefix) for row in rows)
-    for group in _groups(stored, limit_mb * MEGABYTE):
+    for group in groups:
         where = formats.place(number)
         number += 1
         write(root / formats.file_name("v3.0", prefix, where), group)
@@ -139,16 +227,20 @@ def _stored(root: Path, rows: list[dict[str, Any]], prefix: str) -> list[_Stored
     ]
 
 
-def _groups(stored: Sequence[_Stored], limit: float) -> list[list[_Stored]]:
+def _groups(
+    stored: Sequence[_Stored],
+    limit_mb: float,
+    size: Callable[[_Stored], int] = _bytes_on_disk,
+) -> list[list[_Stored]]:
     groups: list[list[_Stored]] = []
     room = 0.0
     for one in stored:
-        size = one.path.stat().st_size
-        if not groups or size > room:
+        taken = size(one)
+        if not groups or taken > room:
             groups.append([])
-            room = limit
+            room = limit_mb * MEGABYTE
         groups[-1].append(one)
-        room -= size
+        room -= taken
     return groups
 
 
@@ -183,7 +275,7 @@ def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> No
     import av
 
     before = 0
-    with av.open(str(target), "w", format="mp4") as output:
+    with av.open(str(target), "w", format=_container(group[0].path)) as output:
         stream: Any = None
         header: bytes | None = None
         for stored in group:
@@ -209,3 +301,96 @@ def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> No
                     packet.stream = stream
                     output.mux(packet)
             before += stored.frames
+
+
+def _codec(path: Path) -> str:
+    """Return the codec of a film, by FFmpeg's name."""
+    import av
+
+    with parsing(path, DatasetError), av.open(str(path)) as container:
+        source = next(iter(container.streams.video), None)
+        return "" if source is None else source.codec_context.name
+
+
+def _container(path: Path) -> str:
+    """Return the format of a file of the codec in ``path``: MP4 has no name for all of them."""
+    return "mov" if _codec(path) == EXACT else "mp4"
+
+
+def _is_exact(root: Path, rows: list[dict[str, Any]], key: str) -> bool:
+    return all(_codec(one.path) == EXACT for one in _stored(root, rows, f"videos/{key}"))
+
+
+def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None:
+    """Write the pictures of ``group`` without loss, and compare what then decodes."""
+    import av
+
+    seen, before = [], 0
+    with av.open(str(target), "w", format="mov") as output:
+        stream: Any = None
+        for stored in group:
+            begun = len(seen)
+            for source, frame in _pictures(stored.path):
+                if stream is None:
+                    stream = _exact_stream(output, source, frame, exact.fps)
+                seen.append(_shown(frame))
+                frame.pts += round(before / exact.fps / source.time_base)
+                frame.time_base = source.time_base
+                output.mux(stream.encode(frame))
+                exact.done += 1
+                exact.show(exact.done, exact.total)
+            if (count := len(seen) - begun) != stored.frames:
+                raise DatasetError(
+                    f"{stored.path} shows {count} pictures, its episodes have {stored.frames} "
+                    "rows: `dzrobot inspect-data` says which are affected"
+                )
+            before += stored.frames
+        output.mux(stream.encode(None))
+    if [_shown(frame) for _, frame in _pictures(target)] != seen:
+        raise DatasetError(
+            f"pictures of {group[0].path} do not decode to the same bits from {EXACT}: leave "
+            "--films exact out"
+        )
+
+
+def _exact_stream(output: Any, source: Any, frame: Any, fps: Fraction) -> Any:
+    """Return a stream for pictures like ``frame``."""
+    name, kept = frame.format.name, ", ".join(_EXACT_PIXELS)
+    if name not in _EXACT_PIXELS or getattr(frame, "rotation", 0):
+        turned = ", shown turned" if getattr(frame, "rotation", 0) else ""
+        raise DatasetError(
+            f"a film holds {name}{turned}; {EXACT} keeps {kept}, upright: leave --films exact out"
+        )
+    stream = output.add_stream(EXACT, rate=fps)
+    stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, name
+    stream.time_base = stream.codec_context.time_base = source.time_base
+    for field in ("color_range", "colorspace", "color_primaries", "color_trc"):
+        setattr(stream.codec_context, field, getattr(source.codec_context, field))
+    return stream
+
+
+def _pictures(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the stream and each picture of a film, in the order in which they are shown."""
+    import av
+
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            if frame.is_corrupt:
+                raise DatasetError(f"{path} holds a picture that does not decode; copy it again")
+            yield container.streams.video[0], frame
+
+
+def _shown(frame: Any) -> bytes:
+    """Return a hash of a picture as training sees it: red, green and blue."""
+    return blake2b(frame.to_ndarray(format="rgb24").tobytes(), digest_size=16).digest()
+
+
+def _describe_exact(root: Path, rows: list[dict[str, Any]], info: Info) -> None:
+    """Say in ``info.json`` how films are compressed, and how they were before."""
+    content = read_json(root / formats.INFO, dict[str, Any], DatasetError)
+    for key in info.videos:
+        described = content["features"][key].setdefault("info", {})
+        if described.get("video.codec") != EXACT:
+            described["video.written_without_loss_from"] = described.get("video.codec")
+            described["video.codec"] = EXACT
+    write_json(root / formats.INFO, content)

@@ -1,5 +1,6 @@
 """``dzrobot consolidate``: what it packs stays readable wherever it is killed."""
 
+import json
 import shutil
 
 import numpy as np
@@ -8,7 +9,9 @@ from data_worlds import ROBOT, record, step
 from kill_points import operations, spread, stop
 
 from dzrobot import cli
+from dzrobot.recording import VideoCodec
 from dzrobot.training.data import DatasetReader, ReaderOptions
+from dzrobot.training.data.films import FrameTable
 
 pytestmark = pytest.mark.kill_points
 
@@ -28,10 +31,11 @@ def check(path, cache):
         assert np.abs(apart).mean() < 5
 
 
-def test_killed_while_packing(tmp_path):
+@pytest.mark.parametrize("films", ["kept", pytest.param("exact", marks=pytest.mark.long)])
+def test_killed_while_packing(tmp_path, films):
     made = record(tmp_path / "made", lengths=LENGTHS, version="v3.0", video=True)
     path = tmp_path / "set"
-    command = lambda: cli.main(["consolidate", str(path)])  # noqa: E731
+    command = lambda: cli.main(["consolidate", str(path), "--films", films])  # noqa: E731
     shutil.copytree(made, path)
     steps = operations(command, path)
     assert len(list(path.glob("data/*/*.parquet"))) == 1
@@ -46,6 +50,48 @@ def test_killed_while_packing(tmp_path):
         files = [p.name for p in path.rglob("*") if p.is_file()]
         assert len([name for name in files if name.endswith(".mp4")]) == len(ROBOT.views)
         assert not [name for name in files if "partial" in name], steps[at]
+
+
+def test_exact_films_hold_key_frames_alone_and_say_what_they_are(tmp_path):
+    """Every picture can be decoded first; more can be recorded, and packed, afterwards."""
+    path = record(tmp_path / "set", lengths=LENGTHS, version="v3.0", video=True)
+    assert cli.main(["consolidate", str(path), "--films", "exact"]) == 0
+    films = sorted(path.rglob("*.mp4"))
+    assert len(films) == len(ROBOT.views)
+    for film in films:
+        table = FrameTable.of(film)
+        assert table.key_frames.tolist() == list(range(sum(LENGTHS)))
+    info = json.loads((path / "meta/info.json").read_text())
+    told = [info["features"][view.feature]["info"] for view in ROBOT.views]
+    assert {one["video.codec"] for one in told} == {"magicyuv"}
+    assert {one["video.written_without_loss_from"] for one in told} == {"h264"}
+    shown = [FrameTable.of(film).pts.tolist() for film in films]
+    assert cli.main(["consolidate", str(path), "--films", "exact"]) == 0
+    assert [FrameTable.of(film).pts.tolist() for film in sorted(path.rglob("*.mp4"))] == shown
+    check(path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("odd", ["ten bits", "cut", "images"])
+def test_films_that_cannot_be_kept_to_the_bit_are_refused(tmp_path, capsys, odd):
+    """And stay as they were."""
+    video = odd != "images" and VideoCodec(
+        pixel_format="yuv420p10le" if odd == "ten bits" else "yuv420p"
+    )
+    path = record(tmp_path / "set", lengths=(6, 7), version="v3.0", video=video)
+    film = None
+    if odd == "cut":
+        film = sorted(path.rglob("*.mp4"))[-1]
+        with_fewer = record(tmp_path / "other", lengths=(6, 5), version="v3.0", video=True)
+        shutil.copyfile(sorted(with_fewer.rglob("*.mp4"))[-1], film)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert cli.main(["consolidate", str(path), "--films", "exact"]) == 2
+    said = capsys.readouterr().err
+    wanted = {"ten bits": "yuv420p10le", "cut": "shows 5 pictures", "images": "no films"}[odd]
+    assert wanted in said
+    assert "Traceback" not in said
+    # The camera before the one that is cut was done when that was met.
+    kept = {file: content for file, content in before.items() if odd != "cut" or file == film}
+    assert {file: file.read_bytes() for file in kept} == kept
 
 
 def test_what_cannot_be_packed_is_one_message(tmp_path, capsys):

@@ -39,6 +39,11 @@ def recorded(tmp_path_factory):
         shutil.copytree(folders[name], packed)
         consolidate(packed)
         folders[f"{name} packed"] = packed
+    for name in ("v3.0 h264", "v3.0 av1"):
+        exact = root / f"{name.replace(' ', '_')}_exact"
+        shutil.copytree(folders[name], exact)
+        consolidate(exact, films="exact")
+        folders[f"{name} exact"] = exact
     return folders
 
 
@@ -106,6 +111,8 @@ def test_all_forms_give_the_same_samples(recorded, options):
         ("v3.0 h264", "v2.1 h264"),
         ("v3.0 h264 packed", "v2.1 h264"),
         ("v3.0 av1 packed", "v3.0 av1"),
+        ("v3.0 h264 exact", "v3.0 h264"),
+        ("v3.0 av1 exact", "v3.0 av1"),
     ):
         for ours, plain in zip(reference[one], reference[other], strict=True):
             for key in ROBOT.video_keys:

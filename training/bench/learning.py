@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,15 @@ import torch.distributed as dist
 
 from dzrobot.configuration import read_config
 from dzrobot.embodiments.registry import load_embodiment
+from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
 from dzrobot.files import write_json
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
+from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
+from dzrobot.rng import numpy_generator
 from dzrobot.training.bench.document import BenchSettings, Measurement
-from dzrobot.training.bench.measuring import noise_format, record_noise, timed
+from dzrobot.training.bench.measuring import add_noise, noise_format, record_noise, timed
 from dzrobot.training.data import (
     DatasetReader,
     LoaderOptions,
@@ -133,6 +137,10 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
     found = [decoding, preparing, loading]
     if settings.lerobot is not None:
         found += beside_lerobot(data, settings.lerobot, settings.repeats)
+    if settings.films is not None:
+        found += beside_exact(
+            load_embodiment(config.model.embodiment_tag), folder, settings.repeats
+        )
     return found, notes
 
 
@@ -227,6 +235,53 @@ def _lerobot_ms(data: TrainingData, python: str, keys: Sequence[SampleKey]) -> l
             f"{said.strip()[-_TAIL:]}"
         ) from error
     return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+_FILMS = {
+    "H.264, key frames 10 apart": VideoCodec(),
+    "H.264, key frames 250 apart": VideoCodec(gop=250),
+    "AV1, key frames 2 apart": VideoCodec(name="av1", gop=2),
+}
+
+
+def beside_exact(robot: Embodiment, folder: Path, repeats: int) -> list[Measurement]:
+    """Return what whole samples cost from films of each codec, and from the same ones kept exactly.
+
+    Processor time of the same samples, in turns; see :func:`dzrobot.recording.consolidate`.
+
+    Args:
+        robot: Whose recordings are made up.
+        folder: For them.
+        repeats: Samples of each codec.
+    """
+    plain, found = dataclasses.replace(robot, language_features=()), []
+    for number, (name, codec) in enumerate(_FILMS.items()):
+        kept, exact = folder / f"films-{number}", folder / f"films-{number}-exact"
+        rate = plain.timing.control_hz
+        with EpisodeWriter(kept, plain, fps=rate, version="v3.0", video=codec) as writer:
+            add_noise(writer, plain, episodes=2, frames=_FRAMES)
+        shutil.copytree(kept, exact)
+        consolidate(kept)
+        consolidate(exact, films="exact")
+        readers = [DatasetReader(path, plain, ReaderOptions()) for path in (kept, exact)]
+        rng = numpy_generator("films of the bench", number)
+        drawn = rng.integers(len(readers[0]), size=repeats + 1).tolist()
+        times = [[_processor_ms(reader, window) for reader in readers] for window in drawn]
+        # The first sample opens the files.
+        before, after = zip(*times[1:], strict=True)
+        ratios = tuple(b / a for a, b in times[1:])
+        found += [
+            Measurement(name=f"sample, {name}", unit="ms", values=before, better="less"),
+            Measurement(name=f"sample, {name}, exact", unit="ms", values=after, better="less"),
+            Measurement(name=f"exact over {name}", unit="x", values=ratios, better="less"),
+        ]
+    return found
+
+
+def _processor_ms(reader: DatasetReader, window: int) -> float:
+    start = time.process_time()
+    reader.window(window)
+    return 1000 * (time.process_time() - start)
 
 
 def _decode_ms(data: TrainingData, repeats: int) -> Iterator[float]:

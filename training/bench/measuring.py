@@ -90,15 +90,27 @@ def record_noise(
         frames: Of each.
         version: Of the LeRobot format.
     """
-    rng = numpy_generator("made-up recording", 0)
     video = noise_format() == "H.264"
     rate = robot.timing.control_hz
     with EpisodeWriter(root, robot, fps=rate, version=version, video=video) as writer:
-        for _ in range(episodes):
-            for number in range(frames):
-                writer.add_frame(*_noise_frame(robot, rng, number))
-            writer.save_episode()
+        add_noise(writer, robot, episodes=episodes, frames=frames)
     return root
+
+
+def add_noise(writer: EpisodeWriter, robot: Embodiment, *, episodes: int, frames: int) -> None:
+    """Write episodes as those of :func:`record_noise`.
+
+    Args:
+        writer: Takes them.
+        robot: Whose keys and sizes they have.
+        episodes: How many.
+        frames: Of each.
+    """
+    rng = numpy_generator("made-up recording", 0)
+    for _ in range(episodes):
+        for number in range(frames):
+            writer.add_frame(*_noise_frame(robot, rng, number))
+        writer.save_episode()
 
 
 def _noise_frame(
