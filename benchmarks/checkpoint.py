@@ -48,8 +48,8 @@ from dzrobot.policies.dreamzero.checkpoints.load import (
     slots,
 )
 from dzrobot.policies.dreamzero.checkpoints.lora import trained_with_adapters
-from dzrobot.policies.dreamzero.checkpoints.shards import ShardOptions, write_json
-from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource
+from dzrobot.policies.dreamzero.checkpoints.shards import SHARD_BYTES, ShardOptions, write_json
+from dzrobot.policies.dreamzero.checkpoints.sources import StateDictSource, in_parts
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.tiny import TinyWeightsSource, tiny_config
@@ -255,22 +255,29 @@ def _sparse_14b(root: Path) -> None:
     for name, shapes in parts.items():
         (root / name).mkdir()
         write_json(root / name / "config.json", _config_json(config, is_lora=name == "adapters"))
-        _sparse(root / name / "model.safetensors", shapes)
+        _sparse(root / name, shapes)
     largest = 2.0 * max(torch.Size(shape).numel() for shape in whole.values())
     for name, folder in (("export of the 14B", "adapters"), ("convert of the 14B", "base")):
         _report("zeros", largest, {name: [_measured(name, root / folder)]})
 
 
-def _sparse(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Write a safetensors file of zeros in bfloat16 that takes no place."""
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * torch.Size(shape).numel()
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
-    content = json.dumps(header).encode()
-    with file.open("wb") as out:
-        out.write(len(content).to_bytes(8, "little") + content)
-        out.truncate(8 + len(content) + end)
+def _sparse(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write safetensors files of zeros in bfloat16 that take no room, as large as exported ones."""
+    parts = in_parts(shapes, lambda name: 2 * torch.Size(shapes[name]).numel(), SHARD_BYTES)
+    weight_map = {}
+    for number, names in enumerate(parts):
+        header, end = {}, 0
+        for name in names:
+            begin, end = end, end + 2 * torch.Size(shapes[name]).numel()
+            place = {"data_offsets": [begin, end]}
+            header[name] = {"dtype": "BF16", "shape": list(shapes[name]), **place}
+        content = json.dumps(header).encode()
+        file = folder / f"model-{number}.safetensors"
+        with file.open("wb") as out:
+            out.write(len(content).to_bytes(8, "little") + content)
+            out.truncate(8 + len(content) + end)
+        weight_map.update(dict.fromkeys(names, file.name))
+    write_json(folder / "model.safetensors.index.json", {"weight_map": weight_map})
 
 
 def _report(layout: str, weights: float, rows: Mapping[str, list[dict[str, float]]]) -> None:

@@ -153,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--pairs needs --against TREE: a finished result cannot be run again")
     given["device"] = chosen_device(str(given.get("device", "auto")))
     settings = validated(given, BenchSettings, "the flags", ConfigError)
+    if settings.films is not None and "data" not in settings.parts:
+        raise ConfigError("--films belongs to the part data: add it to --parts, or leave it out")
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     result = _measured(args, settings)
     lines = tables(result) if isinstance(result, BenchResult) else _comparison(result)

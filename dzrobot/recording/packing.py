@@ -325,7 +325,8 @@ def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None
     """Write the pictures of ``group`` without loss, and compare what then decodes."""
     import av
 
-    seen, before = [], 0
+    seen: list[bytes] = []
+    before = 0
     with av.open(str(target), "w", format="mov") as output:
         stream: Any = None
         for stored in group:
@@ -355,17 +356,19 @@ def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None
 
 def _exact_stream(output: Any, source: Any, frame: Any, fps: Fraction) -> Any:
     """Return a stream for pictures like ``frame``."""
-    name, kept = frame.format.name, ", ".join(_EXACT_PIXELS)
-    if name not in _EXACT_PIXELS or getattr(frame, "rotation", 0):
-        turned = ", shown turned" if getattr(frame, "rotation", 0) else ""
+    name = frame.format.name
+    if name not in _EXACT_PIXELS or frame.rotation:
+        turned = ", shown turned" if frame.rotation else ""
         raise DatasetError(
-            f"a film holds {name}{turned}; {EXACT} keeps {kept}, upright: leave --films exact out"
+            f"a film holds {name}{turned}; {EXACT} keeps {', '.join(_EXACT_PIXELS)}, upright: "
+            "leave --films exact out"
         )
     stream = output.add_stream(EXACT, rate=fps)
     stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, name
     stream.time_base = stream.codec_context.time_base = source.time_base
-    for field in ("color_range", "colorspace", "color_primaries", "color_trc"):
-        setattr(stream.codec_context, field, getattr(source.codec_context, field))
+    written, read = stream.codec_context, source.codec_context
+    written.color_range, written.colorspace = read.color_range, read.colorspace
+    written.color_primaries, written.color_trc = read.color_primaries, read.color_trc
     return stream
 
 

@@ -38,7 +38,12 @@ from dzrobot.training.bench.episode_cost import (
     FormCost,
     asked_episodes,
 )
-from dzrobot.training.bench.learning import _of_records, asked_recipe, beside_lerobot
+from dzrobot.training.bench.learning import (
+    _of_records,
+    asked_recipe,
+    beside_exact,
+    beside_lerobot,
+)
 from dzrobot.training.bench.processes import other_build, own_build, paired_ratios, unpaired_ratios
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
@@ -399,6 +404,20 @@ def test_what_cannot_run_lerobot_is_said(noise, tmp_path):
     for name, said in ((python, "No module named lerobot"), ("/no/such/python", "No such file")):
         with pytest.raises(ConfigError, match=said):
             beside_lerobot(noise, name, 2)
+
+
+@pytest.mark.long
+def test_films_of_key_frames_are_measured_beside_the_others(tmp_path):
+    found = beside_exact(load_embodiment("libero_sim"), tmp_path, 2)
+    assert len(found) == 3 * 3
+    for kept, exact, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
+        assert ratio.values == tuple(b / a for a, b in zip(kept.values, exact.values, strict=True))
+        assert exact.name == f"{kept.name}, exact"
+
+
+def test_films_without_the_part_that_reads_them_are_refused(capsys):
+    assert cli.main(["bench", "--parts", "env", "--films", "exact"]) == 2
+    assert "--films belongs to the part data" in capsys.readouterr().err
 
 
 @pytest.mark.long

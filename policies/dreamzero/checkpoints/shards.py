@@ -112,12 +112,9 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     _write_tensors(file, StateDictSource(values=tensors).tensors, tensors.items())
 
 
-_ORDER = tuple(
-    getattr(torch, name)
-    for name in (
-        "int64", "float64", "float32", "int32", "bfloat16", "float16", "int16", "float8_e4m3fn",
-        "float8_e5m2", "int8", "uint8", "bool",
-    )
+_ORDER = (
+    torch.int64, torch.float64, torch.float32, torch.int32, torch.bfloat16, torch.float16,
+    torch.int16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 """Dtypes as the format's library orders tensors in a file."""
 
