@@ -188,6 +188,8 @@ ENDED = {
     "import-hdf5 a.hdf5 --output data": {},
     "import-rlinf a.yaml": {"output": Path("a_dzrobot.yaml")},
     "import-rlinf e.yaml --output e.sh": {"output": Path("e.sh")},
+    "improve runs/a": {"over": False, "last": None},
+    "improve runs/a --all": {"over": True, "last": Path("runs/a/round_1/test/unperturbed")},
     "init start --dataset a b --metadata m.json": {"words": ["tiny_cpu", "data.pad_tail=True"]},
     "init-robot data": {"reference": "robot:ROBOT"},
     "init-workcell cell.yaml --address emulated": {},
