@@ -3,7 +3,8 @@
 A command is run whole once, then killed (or torn in the middle of a write) at some of its file
 operations, each time in a forked child. What it had finished by then has to survive the same
 command run again, untouched, and that run has to end as the whole one did. `KILL_SEED` chooses the
-operations, `KILLS` how many a command.
+operations; `KILL_POINTS=all` or `KILLS=20` asks for more of them. `dzrobot improve`, which takes
+long, has a test of its own in `training/test_improve.py`.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ from dzrobot.envs.libero.download import WHEELS
 pytestmark = [pytest.mark.kill_points, pytest.mark.long]
 
 SEED = int(os.environ.get("KILL_SEED", "0"))
-KILLS = os.environ.get("KILLS")
+FEW = 4
+"""How many times a command is killed, unless ``KILL_POINTS=all`` or ``KILLS`` says so."""
 POINT = ("--env=dzrobot/point-v0", "--env-arg=resolution=32", "--max-steps=24")
 SEEKER = """
 import numpy as np
@@ -51,6 +53,11 @@ class Seeker:
         action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
         return action
 """
+
+
+def is_thorough() -> bool:
+    """Return whether commands are killed often."""
+    return os.environ.get("KILL_POINTS") == "all"
 
 
 def nothing(_folder: Path) -> None:
@@ -71,14 +78,19 @@ class Writer:
     begin: Callable[[Path], None] = nothing
     """Puts into ``out`` what the command changes."""
 
-    kills: int = 34
-    """How many times it is killed, unless ``KILLS`` says so; fewer where a run takes long."""
+    most: int = 34
+    """How many times it is killed with ``KILL_POINTS=all``; fewer where a run takes long."""
 
     once: str = ""
     """What it says where its result is there already."""
 
     resumed: Callable[[Path], str] | None = None
     """What the second run has to log, seen from what the first one left."""
+
+    @property
+    def kills(self) -> int:
+        """How many times it is killed."""
+        return int(os.environ.get("KILLS") or (self.most if is_thorough() else FEW))
 
 
 def place(path: Path) -> tuple[int, int]:
@@ -200,13 +212,13 @@ def writers(root: Path) -> dict[str, Writer]:
                        f"--output={f / 'out'}"], names, episodes),
         "collect": Writer(
             lambda f: ["collect", *point, "--episodes=3", "--workers=1", f"--output={f / 'out'}"],
-            files, episodes, kills=20),
+            files, episodes, most=20),
         "eval": Writer(
             lambda f: ["eval", *POINT, "--policy=random", "--episodes=3", "--workers=0",
                        f"--output={f / 'out'}"], evaluated, records),
         "train": Writer(
             lambda f: ["train", str(root / "recipe.yaml"), f"runner.output_dir={f / 'out'}",
-                       "runner.resume_dir=auto"], trained, nothing_kept, kills=12, resumed=resumed),
+                       "runner.resume_dir=auto"], trained, nothing_kept, most=24, resumed=resumed),
         "export": Writer(
             lambda f: ["export", str(root / "run"), f"--output={f / 'out/weights'}"],
             exported, nothing_kept, once="exists already"),
@@ -255,7 +267,7 @@ def tried(writer: Writer, name: str, folder: Path) -> int:
     begin()
     steps = operations(job, folder)
     whole = writer.result(folder)
-    chosen = points(steps, name, int(KILLS or writer.kills))
+    chosen = points(steps, name, writer.kills)
     for at, mode in chosen:
         begin()
         ended = stop(job, folder, at, mode)
@@ -309,7 +321,7 @@ def test_assets_that_have_arrived_stay_after_a_kill(libero_assets, tmp_path, mon
         assets, lambda folder: shutil.copytree(
             tmp_path / "wheels", folder / "out/libero-assets/.unfinished") and None,
     )  # fmt: skip
-    assert tried(writer, "libero setup", tmp_path / "job") >= min(int(KILLS or 8), 8)
+    assert tried(writer, "libero setup", tmp_path / "job") >= min(writer.kills, 8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -317,4 +329,5 @@ def test_what_was_finished_is_there_after_a_kill(name, world, tmp_path, monkeypa
     monkeypatch.syspath_prepend(str(world))
     if not (world / "hdf5").exists():
         demonstrations(world)
-    assert tried(writers(world)[name], name, tmp_path / "job") >= min(int(KILLS or 8), 8)
+    writer = writers(world)[name]
+    assert tried(writer, name, tmp_path / "job") >= min(writer.kills, 8)

@@ -100,7 +100,7 @@ def test_it_is_what_gymnasium_expects():
 @pytest.mark.long
 def test_demonstrations_repeat_exactly_and_have_relative_statistics(tmp_path, capsys):
     data, draft = str(tmp_path / "demonstrations"), ("--env", ID, "--env-arg", "quality=draft")
-    # A sample of four blocks is 96 rows, the task takes less than 30.
+    # A sample of four blocks is 96 rows, the task takes about 40.
     collected = ("--episodes", "1", "--workers", "1", "--hold-steps", "75", "--output", data)
     assert main(["collect", *draft, *collected]) == 0
     metadata = str(tmp_path / "metadata.json")
