@@ -11,7 +11,6 @@ decoding and encoding them than on what it learns; an interrupted pass over them
 
 import hashlib
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,7 +141,9 @@ class StoredPrompts:
                 )
         with explained(f"write prompts to {self._folder}", DatasetError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = self._folder / f"{uuid.uuid4().hex}.writing"
+            # Named after what is in it: what a killed run left is written anew, not left behind.
+            name = hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()[:32]
+            temporary = self._folder / f"{name}.writing"
             save_tensors(rows, temporary)
             move(temporary, temporary.with_suffix(".safetensors"))
 
