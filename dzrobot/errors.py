@@ -16,7 +16,15 @@ T = TypeVar("T")
 
 
 class DzrobotError(Exception):
-    """Base of every error that is the user's to fix."""
+    """Base of every error that is the user's to fix.
+
+    Its message is fit for a terminal: control characters in it, which may come from others' files
+    or servers, are escaped, whoever wrote the message.
+    """
+
+    def __str__(self) -> str:
+        """Return the message, in lines without control characters."""
+        return "\n".join(printable(line, len(line)) for line in super().__str__().split("\n"))
 
 
 class UnknownNameError(DzrobotError):

@@ -142,6 +142,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     begins = ("tests/training/", "tests/commands/", "tests/envs/", "tests/policies/")
     items.sort(key=lambda item: not item.nodeid.startswith(begins))
     items.sort(key=lambda item: item.nodeid.startswith("tests/test_"))
+    # Its children train, which they cannot where a test before has begun a group of processes.
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_kill_points"))
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):

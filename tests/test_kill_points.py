@@ -25,6 +25,7 @@ import data_worlds
 import doors
 import pyarrow.parquet as pq
 import pytest
+import torch.distributed as dist
 import train_worlds
 from kill_points import Mode, contents, operations, stop
 
@@ -178,6 +179,7 @@ def packed(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with recordings, a small checkpoint, and a training run of it."""
+    assert not dist.is_initialized(), "a test before began a group of processes: run this first"
     root = tmp_path_factory.mktemp("kills")
     # Loaded here, not in every child.
     for command in ("collect", "consolidate", "eval", "import_hdf5", "record", "relabel", "stats"):

@@ -1,6 +1,7 @@
 """What a LeRobot folder holds: episodes, columns, tasks and files; v2.0, v2.1 and v3.0 alike."""
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -272,7 +273,8 @@ class DatasetCatalog:
                 varying.append(numbers[field].tolist())
             elif field is not None:
                 pattern += format(known[field], width or "").replace("%", "%%")
-        names = [pattern % row for row in zip(*varying, strict=True)] or [pattern % ()] * len(index)
+        rows = zip(*varying, strict=True) if varying else itertools.repeat((), len(index))
+        names = [pattern % row for row in rows]
         for at in np.flatnonzero(files[:, 0] < 0).tolist():
             names[at] = _UNPLACED.format(prefix="data" if camera is None else f"videos/{camera}")
         return names
