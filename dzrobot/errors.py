@@ -157,7 +157,8 @@ def preview(names: Iterable[object], limit: int = 4) -> str:
 def printable(text: str, limit: int = 400) -> str:
     """Return ``text`` as one line of about ``limit`` characters at most, for a terminal.
 
-    Control characters are escaped: text from outside must not move the cursor or set colors.
+    Control characters and spaces that look like another are escaped: text from outside must not
+    move the cursor or set colors.
     """
     cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
     if cut.isprintable():
@@ -170,8 +171,8 @@ def _escaped(letter: str) -> str:
     import unicodedata
 
     kind = unicodedata.category(letter)
-    control = kind.startswith("C") or kind in ("Zl", "Zp")
-    return letter.encode("unicode_escape").decode("ascii") if control else letter
+    is_escaped = letter != " " and kind.startswith(("C", "Z"))
+    return letter.encode("unicode_escape").decode("ascii") if is_escaped else letter
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)

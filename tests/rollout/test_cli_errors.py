@@ -333,6 +333,6 @@ def test_a_process_that_is_started_looks_in_the_current_folder_last(tmp_path, mo
 
 
 def test_a_message_moves_no_cursor_whoever_wrote_it():
-    said = ConfigError("a name \x1b[2J\rfrom\ufeff a file\nand a second line, é")
-    assert str(said) == "a name \\x1b[2J\\rfrom\\ufeff a file\nand a second line, é"
+    said = ConfigError("a name \x1b[2J\rfrom\ufeff a\xa0file\nand a second line, é")
+    assert str(said) == "a name \\x1b[2J\\rfrom\\ufeff a\\xa0file\nand a second line, é"
     assert str(ConfigError()) == ""
