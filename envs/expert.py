@@ -286,8 +286,7 @@ class SimulatedPickArm(PickArm):
 
     def target(self) -> Array:
         """Return the joint angles (7,) that were commanded last."""
-        target: Array = self._env.simulation.env.robots[0].controller.target
-        return target
+        return self._env.target
 
     def flange_to_ee(self) -> Array:
         """Return that of the Franka Hand."""

@@ -18,20 +18,14 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
 from dzrobot.envs.panda.joint_targets import (
     DROID_GAINS,
-    HAND_SPEED_M_S,
-    HAND_TURN_RAD_S,
-    JOINT_ACCELERATION_RAD_S2,
     JOINT_LIMITS,
-    JOINT_ROOM_RAD,
-    JOINT_SPEED_RAD_S,
-    JOINT_STEP_RAD,
-    MAX_DELTA_TAU,
+    TARGETS,
     ArmKind,
     Vector6,
     Vector7,
 )
 from dzrobot.envs.panda.poses import Array, pose_of
-from dzrobot.envs.panda.state import ActionConfig
+from dzrobot.envs.panda.state import FINGER_SPEED_M_S, ActionConfig
 from dzrobot.errors import ConfigError, UnknownNameError
 from dzrobot.rng import seed_sequence
 
@@ -82,7 +76,7 @@ class GripperConfig(FrozenConfig):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """At or below minus this an open hand closes, at or above it a closed one opens."""
 
-    speed_m_s: Positive = 0.3
+    speed_m_s: Positive = FINGER_SPEED_M_S
     """Speed of the fingers."""
 
     force_n: Positive = 130.0
@@ -252,8 +246,8 @@ class LimitsConfig(FrozenConfig):
     """How far a target may lie from the one before. An arm that lags behind by more than this does
     not follow, and the episode ends."""
 
-    speed_m_s: Positive = HAND_SPEED_M_S
-    turn_rad_s: Positive = HAND_TURN_RAD_S
+    speed_m_s: Positive = TARGETS.hand_speed_m_s
+    turn_rad_s: Positive = TARGETS.hand_turn_rad_s
     """Speed that a target may ask for over one control period."""
 
     first_m: Positive = 0.02
@@ -286,16 +280,16 @@ class LimitsConfig(FrozenConfig):
     joint_margin_rad: Positive = 0.02
     """A joint this close to its limit ends the episode, before the arm stops by itself."""
 
-    joint_room_rad: Positive = JOINT_ROOM_RAD
+    joint_room_rad: Positive = TARGETS.room_rad
     """Targets of joints stay this far from their limits."""
 
-    joint_speed_rad_s: Vector7 = JOINT_SPEED_RAD_S
+    joint_speed_rad_s: Vector7 = TARGETS.speed_rad_s
     """Fastest that targets of joints move."""
 
-    joint_acceleration_rad_s2: Positive = JOINT_ACCELERATION_RAD_S2
+    joint_acceleration_rad_s2: Positive = TARGETS.acceleration_rad_s2
     """How fast the speed of such targets changes."""
 
-    joint_step_rad: Positive = JOINT_STEP_RAD
+    joint_step_rad: Positive = TARGETS.step_rad
     """How far such a target may run ahead of the measured joint."""
 
     joint_lag_rad: Positive = 0.4
@@ -392,7 +386,7 @@ class ControllerConfig(FrozenConfig):
     posture_stiffness: Annotated[float, Field(ge=0)] = 5.0
     """How strongly the elbow is drawn to ``reset.joints`` (Nm/rad), as far as the hand allows."""
 
-    max_delta_tau: Positive = MAX_DELTA_TAU
+    max_delta_tau: Positive = TARGETS.max_delta_tau
     """Largest change of a joint torque per millisecond (Nm)."""
 
     dynamics: Share = 0.2

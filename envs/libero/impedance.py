@@ -19,25 +19,11 @@ from dzrobot.envs.mujoco.lift_scene import (
     ROTOR_INERTIA,
     VISCOUS,
 )
-from dzrobot.envs.panda.joint_targets import (
-    DROID_GAINS,
-    HAND_SPEED_M_S,
-    HAND_TURN_RAD_S,
-    JOINT_ACCELERATION_RAD_S2,
-    JOINT_LIMITS,
-    JOINT_ROOM_RAD,
-    JOINT_SPEED_RAD_S,
-    JOINT_STEP_RAD,
-    MAX_DELTA_TAU,
-    JointProfile,
-)
+from dzrobot.envs.panda.joint_targets import DROID_GAINS, JOINT_LIMITS, TARGETS
 from dzrobot.envs.panda.poses import Array
+from dzrobot.envs.panda.state import FINGER_SPEED_M_S, OPEN_M
 from dzrobot.envs.panda.trajectories import JointTrajectory
 
-FINGER_SPEED_M_S = 0.3
-"""How fast the distance between the fingers changes: that of the drivers."""
-
-_FINGER_TRAVEL_M = 0.08
 _FINGER_JOINT = {"armature": "0.05", "damping": "20", "frictionloss": "0.05"}
 """robosuite's fingers lag by 0.1 s and stay 2 mm short of open (kg, N s/m, N)."""
 
@@ -55,28 +41,26 @@ class _Impedance:
     new_update: bool
     torques: Array | None
     update: Callable[[], None]
+    target: Array
+    """Joint angles (7,) that were commanded last."""
+    _speeds: Array
+    _way: JointTrajectory
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         low, high = (np.array(limits) for limits in JOINT_LIMITS["fr3"])
-        self._low, self._high = low + JOINT_ROOM_RAD, high - JOINT_ROOM_RAD
-        self._profile = JointProfile(
-            period_s=1.0 / self.control_freq,
-            speed=np.array(JOINT_SPEED_RAD_S),
-            acceleration=JOINT_ACCELERATION_RAD_S2,
-            hand_speed_m_s=HAND_SPEED_M_S,
-            hand_turn_rad_s=HAND_TURN_RAD_S,
-        )
-        self.target, self._speeds = self.joint_pos.copy(), np.zeros(7)
-        self._way = self._resting(self.target)
-        self._most_change = MAX_DELTA_TAU * 1000.0 * float(self.sim.model.opt.timestep)
+        self._low, self._high = low + TARGETS.room_rad, high - TARGETS.room_rad
+        self._profile = TARGETS.profile(1.0 / self.control_freq)
+        self._most_change = TARGETS.max_delta_tau * 1000.0 * float(self.sim.model.opt.timestep)
         self._pull = np.zeros(7)
+        self.reset_goal()
 
     def set_goal(self, action: Array, set_qpos: Array | None = None) -> None:
         """Take joint angles (7,) to be at, rad; the target goes there within its limits."""
         self.update()
         goal = np.clip(action, self._low, self._high)
-        goal = np.clip(goal, self.joint_pos - JOINT_STEP_RAD, self.joint_pos + JOINT_STEP_RAD)
+        reach = TARGETS.step_rad
+        goal = np.clip(goal, self.joint_pos - reach, self.joint_pos + reach)
         before, since = self._way.at(self.sim.data.time)
         target, speeds, _ = self._profile.towards(
             self.target, goal, self._speeds, self.J_full, pace=1.0
@@ -98,10 +82,7 @@ class _Impedance:
     def reset_goal(self) -> None:
         """Rest where the joints are."""
         self.target, self._speeds = self.joint_pos.copy(), np.zeros(7)
-        self._way = self._resting(self.target)
-
-    def _resting(self, at: Array) -> JointTrajectory:
-        return self._to(at, at, np.zeros(7), np.zeros(7))
+        self._way = self._to(self.target, self.target, self._speeds, self._speeds)
 
     def _to(self, start: Array, goal: Array, before: Array, after: Array) -> JointTrajectory:
         period, braking = self._profile.period_s, self._profile.acceleration
@@ -113,36 +94,27 @@ class _DroidArm:
     """Mixed into an environment of robosuite: its arm moves as that of the drivers."""
 
     robots: list[Any]
+    model_timestep: float
 
     def _load_robots(self) -> None:
         super()._load_robots()  # type: ignore[misc]
         robot = self.robots[0]
         _weigh(robot.robot_model)
-        robot.gripper.format_action = _Fingers(robot.gripper).towards
+        robot.gripper.format_action = self._fingers
 
     def _reset_internal(self) -> None:
         super()._reset_internal()  # type: ignore[misc]
         robot = self.robots[0]
         robot.controller = _controller_class()(**robot.controller_config)
 
-
-class _Fingers:
-    """What the fingers are asked for, at the speed of the drivers' hand."""
-
-    def __init__(self, gripper: Any) -> None:
-        self._gripper = gripper
-
-    def towards(self, action: Array) -> Array:
+    def _fingers(self, action: Array) -> Array:
         """Return robosuite's numbers (2,) a physics step on; above 0 closes, below 0 opens."""
-        step = 2.0 * FINGER_SPEED_M_S / _FINGER_TRAVEL_M * _PHYSICS_S
+        gripper = self.robots[0].gripper
+        step = 2.0 * FINGER_SPEED_M_S / OPEN_M * self.model_timestep
         change = np.array([-1.0, 1.0]) * step * np.sign(action)
-        gripper = self._gripper
         gripper.current_action = np.clip(gripper.current_action + change, -1.0, 1.0)
-        result: Array = gripper.current_action
-        return result
-
-
-_PHYSICS_S = 0.002
+        numbers: Array = gripper.current_action
+        return numbers
 
 
 @cache

@@ -142,12 +142,22 @@ class DroidLiftEnv(_Lift):
         super().__init__(arguments, robot, DRAWN)
         check_versions()
 
+    @property
+    def target(self) -> np.ndarray:
+        """Joint angles (7,) that were commanded last, rad.
+
+        Raises:
+            ResetNeeded: there has been no reset yet.
+        """
+        target: np.ndarray = self.simulation.env.robots[0].controller.target
+        return target
+
     def _armed(self, lift: type) -> tuple[type, dict[str, Any]]:
         # Drawn and not added: the cube lies where it does in Lift, and the arm is at home.
         return droid_arm(lift), {"initialization_noise": {"magnitude": 0.0, "type": "gaussian"}}
 
     def _rest(self, sim: Simulation) -> np.ndarray:
-        return np.array([*sim.env.robots[0].controller.target, 0.0])
+        return np.array([*self.target, 0.0])
 
     def _command(self, sim: Simulation, action: np.ndarray) -> np.ndarray:
         return np.array([*action[:7], 1.0 if action[7] > CLOSED_ABOVE else -1.0])

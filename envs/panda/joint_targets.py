@@ -102,6 +102,47 @@ class JointProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TargetLimits:
+    """How fast and far targets of joints go, and how fast the torques that follow them change."""
+
+    speed_rad_s: Vector7
+    """Fastest that targets move."""
+
+    acceleration_rad_s2: float
+    """How fast their speeds change."""
+
+    hand_speed_m_s: float
+    hand_turn_rad_s: float
+    """Fastest that the hand moves and turns with them."""
+
+    step_rad: float
+    """How far a target may run ahead of the measured joint."""
+
+    room_rad: float
+    """How far targets stay from the joints' limits."""
+
+    max_delta_tau: float
+    """Largest change of a joint torque per millisecond (Nm)."""
+
+    def profile(self, period_s: float) -> JointProfile:
+        """Return what targets keep that are ``period_s`` apart."""
+        return JointProfile(
+            period_s=period_s,
+            speed=np.array(self.speed_rad_s),
+            acceleration=self.acceleration_rad_s2,
+            hand_speed_m_s=self.hand_speed_m_s,
+            hand_turn_rad_s=self.hand_turn_rad_s,
+        )
+
+
+TARGETS = TargetLimits(
+    speed_rad_s=(1.0,) * 7, acceleration_rad_s2=5.0, hand_speed_m_s=0.55, hand_turn_rad_s=1.8,
+    step_rad=0.3, room_rad=0.1, max_delta_tau=1.0,
+)  # fmt: skip
+"""Those of a workcell that says nothing else, and of the simulated twin of DROID's arm."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridGains:
     """Stiffness and damping of the joints, and of the hand as its Jacobian maps them to joints."""
 
@@ -140,15 +181,3 @@ DROID_GAINS = HybridGains(
     hand_damping=(37.0, 37.0, 37.0, 2.0, 2.0, 2.0),
 )
 """Those of DROID's arms."""
-
-JOINT_SPEED_RAD_S: Vector7 = (1.0,) * 7
-JOINT_ACCELERATION_RAD_S2 = 5.0
-JOINT_ROOM_RAD = 0.1
-"""Targets stay this far from the joints' limits."""
-
-JOINT_STEP_RAD = 0.3
-"""How far a target may run ahead of the measured joint."""
-
-HAND_SPEED_M_S, HAND_TURN_RAD_S = 0.55, 1.8
-MAX_DELTA_TAU = 1.0
-"""Largest change of a joint torque per millisecond (Nm)."""

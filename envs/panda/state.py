@@ -98,6 +98,9 @@ class ArmState:
 OPEN_M = 0.08
 """Distance between the open fingers of the Franka Hand."""
 
+FINGER_SPEED_M_S = 0.3
+"""How fast that distance changes, unless a workcell says otherwise."""
+
 
 @dataclass(frozen=True)
 class GripperState:
