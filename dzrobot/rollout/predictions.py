@@ -6,13 +6,14 @@ whoever reads the predictions decodes them first (:func:`decode`).
 """
 
 import io
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ _Rows = Annotated[tuple[tuple[float, ...], ...], Field(strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class CarriedOut:
     """One plan, as far as it was carried out."""
 
     step: int
@@ -66,6 +67,11 @@ class Chunk:
 
     timing: dict[str, float]
     """Where the time went, in milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk(CarriedOut):
+    """One plan, whose prediction is kept as images."""
 
     latents: dict[str, float] = field(default_factory=dict)
     """Errors of the last predicted frame that was seen: ``latent_error`` and ``copy_latent_error``,
@@ -93,14 +99,8 @@ class EpisodePredictions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UndecodedChunk:
-    """One plan, as far as it was carried out, whose prediction is still latents."""
-
-    step: int
-    frames: tuple[int, ...]
-    planned: _Rows
-    timing: dict[str, float]
-    """As of :class:`Chunk`."""
+class UndecodedChunk(CarriedOut):
+    """One plan, whose prediction is still latents."""
 
     starts: bool
     """See :class:`~dzrobot.policies.base.ImaginedLatents`."""
@@ -159,8 +159,14 @@ def read_predictions(folder: Path, case: str) -> EpisodePredictions | None:
     return read_json(path, EpisodePredictions, ProtocolError)
 
 
+_Predicted = TypeVar("_Predicted")
+
+_Decode = Callable[[int], Image]
+"""Takes how many frames to leave out at the end, and returns the predicted ones."""
+
+
 @dataclass
-class _Carried:
+class _Carried(Generic[_Predicted]):
     """A plan that is carried out, and what it predicts."""
 
     step: int
@@ -168,14 +174,18 @@ class _Carried:
     start: Image
     """What was seen when it was made."""
 
-    predicted: Callable[[int], Image] | None = None
-    """Takes how many frames to leave out at the end, and returns the predicted ones."""
-
-    latents: ImaginedLatents | None = None
-    """What is decoded later. Either of the two is there."""
+    predicted: _Predicted
+    """What decodes it, or its latents."""
 
     frames: list[int] = field(default_factory=list)
     seen: list[Image] = field(default_factory=list)
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields of :class:`CarriedOut`."""
+        timing = {name: float(spent) for name, spent in self.plan.timing.items()}
+        planned = _rows(self.plan.actions.tolist())
+        return {"step": self.step, "frames": tuple(self.frames), "planned": planned,
+                "timing": timing}  # fmt: skip
 
 
 class _AtOnce(Executor):
@@ -187,102 +197,124 @@ class _AtOnce(Executor):
         return done
 
 
-class _Decoded:
-    """Writes the predictions of one episode, decoded, with their scores in latents.
-
-    The video has, for each plan, the frame that it was made from and then every predicted frame
-    that was also seen: what was seen above, what was predicted below.
+class _Keeper(ABC, Generic[_Predicted]):
+    """Writes the predictions of one episode.
 
     Args:
         path: Of the video while it is written.
         fps: Its frames per second.
         steps: :func:`frame_steps` of the robot.
+        codec: Of the video.
+    """
+
+    def __init__(self, path: Path, fps: float, steps: tuple[int, ...], codec: VideoCodec) -> None:
+        self._path, self._fps, self._steps, self._codec = path, fps, steps, codec
+        self._video: VideoFile | None = None
+
+    @abstractmethod
+    def predicted(self, policy: Policy, session: str) -> _Predicted:
+        """Return what is kept of what the last plan of ``session`` predicts."""
+
+    @abstractmethod
+    def add(self, one: _Carried[_Predicted]) -> None:
+        """Add a plan that is no longer carried out."""
+
+    @abstractmethod
+    def _put(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
+        """Put all of it, of a plan at least, where the results lie; the video is complete."""
+
+    def store(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
+        """Put all of it where the results lie; an episode without a plan leaves nothing."""
+        if self._video is not None:
+            self._video.close()
+            self._put(folder, case, executed, states)
+
+    def _film(self) -> VideoFile:
+        if self._video is None:
+            self._video = VideoFile(self._path, self._fps, self._codec)
+        return self._video
+
+
+class _Decoded(_Keeper[_Decode]):
+    """Writes them decoded, with their scores in latents.
+
+    The video has, for each plan, the frame that it was made from and then every predicted frame
+    that was also seen: what was seen above, what was predicted below.
+
+    Args:
+        path: As of :class:`_Keeper`.
+        fps: As of :class:`_Keeper`.
+        steps: As of :class:`_Keeper`.
         encoder: Encodes images, or does not.
     """
 
     def __init__(self, path: Path, fps: float, steps: tuple[int, ...], encoder: Policy) -> None:
-        self._path, self._fps, self._steps, self._encoder = path, fps, steps, encoder
+        super().__init__(path, fps, steps, LOSSLESS)
+        self._encoder = encoder
         self._chunks: list[Chunk] = []
-        self._video: VideoFile | None = None
 
-    def add(self, one: _Carried) -> None:
-        """Add a plan that is no longer carried out."""
-        assert one.predicted is not None, "decoded now"
+    def predicted(self, policy: Policy, session: str) -> _Decode:
+        """Return what decodes it."""
+        return policy.imagine_later(session)
+
+    def add(self, one: _Carried[_Decode]) -> None:
+        """Decode a plan, and add it."""
         shown = [self._steps.index(after) for after in one.frames]
         # The first frame of a video that starts over was seen, not predicted.
         wanted = 1 + max(shown, default=0)
         video = one.predicted(len(self._steps) - wanted)[-wanted:]
-        if self._video is None:
-            self._video = VideoFile(self._path, self._fps, LOSSLESS)
         blank = np.zeros_like(video[0])
         start = _as_seen_by_network(one.start, blank)
-        self._video.add(np.concatenate([start, blank]))
+        film = self._film()
+        film.add(np.concatenate([start, blank]))
         predicted = [video[index] for index in shown]
         seen = [_as_seen_by_network(image, blank) for image in one.seen]
         for pair in zip(seen, predicted, strict=True):
-            self._video.add(np.concatenate(pair))
-        self._chunks.append(
-            Chunk(
-                step=one.step,
-                frames=tuple(one.frames),
-                planned=_rows(one.plan.actions.tolist()),
-                timing={name: float(spent) for name, spent in one.plan.timing.items()},
-                latents=latent_errors(self._encoder, start, seen, predicted),
-            )
-        )
+            film.add(np.concatenate(pair))
+        errors = latent_errors(self._encoder, start, seen, predicted)
+        self._chunks.append(Chunk(**one.described(), latents=errors))
 
-    def store(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
-        """Put all of it where the results lie; an episode without a plan leaves nothing."""
-        if self._video is None:
-            return
+    def _put(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
         path, video = prediction_files(folder, case)
-        kept = self.closed(executed, states)
         self._path.replace(video)
-        write_json(path, asdict(kept))
+        write_json(path, asdict(self.about(executed, states)))
 
     def closed(self, executed: _Rows, states: _Rows) -> EpisodePredictions:
         """Finish the video, which has a plan at least, and return its description."""
-        assert self._video is not None, "a plan was added"
-        self._video.close()
+        self._film().close()
+        return self.about(executed, states)
+
+    def about(self, executed: _Rows, states: _Rows) -> EpisodePredictions:
+        """Return the description of what was added."""
         return EpisodePredictions(
             fps=self._fps, chunks=tuple(self._chunks), executed=executed, states=states
         )
 
 
-class _Undecoded:
-    """Keeps the predictions of one episode to be decoded later; arguments as of the other."""
+class _Undecoded(_Keeper[ImaginedLatents]):
+    """Keeps them to be decoded later; arguments as of :class:`_Keeper`."""
 
     def __init__(self, path: Path, fps: float, steps: tuple[int, ...]) -> None:
-        self._path, self._fps, self._steps = path, fps, steps
+        super().__init__(path, fps, steps, EXACT)
         self._chunks: list[UndecodedChunk] = []
         self._latents: list[NDArray[np.float32]] = []
-        self._video: VideoFile | None = None
 
-    def add(self, one: _Carried) -> None:
-        """Add a plan that is no longer carried out."""
-        assert one.latents is not None, "kept for later"
-        if self._video is None:
-            self._video = VideoFile(self._path, self._fps, EXACT)
+    def predicted(self, policy: Policy, session: str) -> ImaginedLatents:
+        """Return its latents."""
+        return policy.imagine_latents(session)
+
+    def add(self, one: _Carried[ImaginedLatents]) -> None:
+        """Add the latents of a plan, and what was seen."""
+        film = self._film()
         for image in (one.start, *one.seen):
-            self._video.add(image)
-        channels, frames, rows, columns = one.latents.latents.shape
-        self._latents.append(one.latents.latents.ravel())
-        self._chunks.append(
-            UndecodedChunk(
-                step=one.step,
-                frames=tuple(one.frames),
-                planned=_rows(one.plan.actions.tolist()),
-                timing={name: float(spent) for name, spent in one.plan.timing.items()},
-                starts=one.latents.starts,
-                shape=(channels, frames, rows, columns),
-            )
-        )
+            film.add(image)
+        latents, starts = one.predicted.latents, one.predicted.starts
+        channels, frames, rows, columns = latents.shape
+        self._latents.append(latents.ravel())
+        shape = (channels, frames, rows, columns)
+        self._chunks.append(UndecodedChunk(**one.described(), starts=starts, shape=shape))
 
-    def store(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
-        """Put all of it where the results lie; an episode without a plan leaves nothing."""
-        if self._video is None:
-            return
-        self._video.close()
+    def _put(self, folder: Path, case: str, executed: _Rows, states: _Rows) -> None:
         path, latents, video = undecoded_files(folder, case)
         kept = UndecodedPredictions(
             fps=self._fps, steps=self._steps, chunks=tuple(self._chunks),
@@ -317,12 +349,12 @@ class PredictingActor(Actor):
     later: bool = False
     """Whether they are decoded later, which takes a policy that hands out latents."""
 
-    _open: _Carried | None = None
+    _open: _Carried[Any] | None = None
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
     _robot: Embodiment = field(init=False)
     _steps: tuple[int, ...] = field(init=False)
-    _kept: _Decoded | _Undecoded = field(init=False)
+    _kept: _Keeper[Any] = field(init=False)
     _executor: Executor = field(init=False)
     _jobs: deque[Future[Any]] = field(default_factory=deque)
     _failure: BaseException | None = None
@@ -360,7 +392,8 @@ class PredictingActor(Actor):
         """Return the policy's action and its time; what it predicts is shown and kept apart."""
         action, spent = self.inner.act(observation)
         step, robot = len(self._executed), self._robot
-        plan = self.inner.policy.last_plan(self.inner.session)
+        policy, session = self.inner.policy, self.inner.session
+        plan = policy.last_plan(session)
         fresh = plan is not None and (self._open is None or plan is not self._open.plan)
         wanted = self._is_predicted(step)
         if fresh or wanted:
@@ -370,7 +403,8 @@ class PredictingActor(Actor):
                 self._open.seen.append(seen)
             if fresh and plan is not None:
                 self._close_chunk()
-                self._open = self._carried(step, plan, seen)
+                predicted = self._kept.predicted(policy, session)
+                self._open = _Carried(step, plan, seen, predicted)
         self._executed.append([float(number) for number in action])
         state = [np.ravel(observation[key]) for key in robot.state_keys]
         self._states.append([float(number) for number in np.concatenate(state)])
@@ -398,12 +432,6 @@ class PredictingActor(Actor):
             executed, states = _rows(self._executed), _rows(self._states)
             self._kept.store(self.folder, self.case, executed, states)
         return caught.failure
-
-    def _carried(self, step: int, plan: Plan, seen: Image) -> _Carried:
-        policy, session = self.inner.policy, self.inner.session
-        if self.later:
-            return _Carried(step, plan, seen, latents=policy.imagine_latents(session))
-        return _Carried(step, plan, seen, predicted=policy.imagine_later(session))
 
     def _is_predicted(self, step: int) -> bool:
         """Return whether the plan that is being carried out predicts the frame of ``step``."""
@@ -444,16 +472,17 @@ def decode(
         with replacing(shown, derived=True) as unfinished:
             into = _Decoded(unfinished, kept.fps, kept.steps, coder)
             for one in _read_undecoded(kept, latents, video):
-                assert one.latents is not None
-                one.predicted = partial(decoded, one.latents)
-                into.add(one)
+                later = partial(decoded, one.predicted)
+                into.add(_Carried(one.step, one.plan, one.start, later, one.frames, one.seen))
             about = into.closed(kept.executed, kept.states)
         write_json(described, asdict(about))
         for file in (path, latents, video):
             file.unlink()
 
 
-def _read_undecoded(kept: UndecodedPredictions, latents: Path, video: Path) -> Iterator[_Carried]:
+def _read_undecoded(
+    kept: UndecodedPredictions, latents: Path, video: Path
+) -> Iterator[_Carried[ImaginedLatents]]:
     """Yield every plan of an episode.
 
     Raises:
@@ -478,7 +507,7 @@ def _read_undecoded(kept: UndecodedPredictions, latents: Path, video: Path) -> I
             chunk.step,
             Plan.of(np.array(chunk.planned, np.float32), chunk.timing),
             start,
-            latents=ImaginedLatents(latents=part.reshape(chunk.shape), starts=chunk.starts),
+            ImaginedLatents(latents=part.reshape(chunk.shape), starts=chunk.starts),
             frames=list(chunk.frames),
             seen=seen,
         )
