@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from dzrobot.errors import DzrobotError, preview
+
+T = TypeVar("T")
 
 TEMPORARY = ".partial"
 """Ends the name of what is still being written. A killed writer leaves such a file or folder."""
@@ -202,6 +204,28 @@ def whole_lines(path: Path) -> list[bytes]:
     if whole != content:
         os.truncate(path, len(whole))
     return whole.splitlines()
+
+
+def in_parts(items: Iterable[T], size: Callable[[T], float], limit: float) -> list[list[T]]:
+    """Return ``items`` in order, in lists that fill up to ``limit``.
+
+    A single one above the limit gets a list of its own.
+
+    Args:
+        items: Any number.
+        size: Returns the size of one.
+        limit: Largest sum of sizes.
+    """
+    parts: list[list[T]] = []
+    room = 0.0
+    for one in items:
+        taken = size(one)
+        if not parts or taken > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(one)
+        room -= taken
+    return parts
 
 
 def is_inside(folder: Path, path: Path) -> bool:

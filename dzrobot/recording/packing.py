@@ -9,9 +9,9 @@ by one, then the old files go. Interrupted anywhere, the folder is whole: what i
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError
-from dzrobot.files import explained, replacing, undone_on_error, write_json
+from dzrobot.files import explained, in_parts, replacing, undone_on_error, write_json
 from dzrobot.progress import Show
 from dzrobot.recording import folder, formats
 from dzrobot.recording.episode_list import (
@@ -122,25 +122,17 @@ def _pack(root: Path, info: Info, limits_mb: tuple[float, float], films: Films, 
 
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
-    def write(target: Path, group: Sequence[_Stored]) -> None:
-        with _joining(target), replacing(target) as temporary:
-            _append_rows(temporary, group)
-
-    _join(root, rows, "data", _groups(_stored(root, rows, "data"), limit_mb), write)
+    groups = _groups(_stored(root, rows, "data"), limit_mb)
+    _join(root, rows, "data", groups, _append_rows)
 
 
 def _join_videos(
     root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float, rate: float
 ) -> None:
-    fps = Fraction(rate).limit_denominator(1001)
-
-    def write(target: Path, group: Sequence[_Stored]) -> None:
-        with _joining(target), replacing(target) as temporary:
-            _append_packets(temporary, group, fps)
-        _shift(rows, key, group, fps)
-
-    prefix = f"videos/{key}"
-    _join(root, rows, prefix, _groups(_stored(root, rows, prefix), limit_mb), write)
+    fps, prefix = _rational(rate), f"videos/{key}"
+    groups = _groups(_stored(root, rows, prefix), limit_mb)
+    _join(root, rows, prefix, groups, partial(_append_packets, fps=fps))
+    _shift(rows, key, groups, fps)
 
 
 @dataclass
@@ -156,7 +148,7 @@ class _Exact:
 
     @property
     def fps(self) -> Fraction:
-        return Fraction(self.info.fps).limit_denominator(1001)
+        return _rational(self.info.fps)
 
     @property
     def total(self) -> int:
@@ -172,26 +164,28 @@ class _Exact:
 def _rewrite_videos(
     root: Path, rows: list[dict[str, Any]], key: str, limit_mb: float, exact: _Exact
 ) -> None:
-    def write(target: Path, group: Sequence[_Stored]) -> None:
-        with _joining(target), replacing(target) as temporary:
-            _append_exact(temporary, group, exact)
-        _shift(rows, key, group, exact.fps)
-
-    prefix = f"videos/{key}"
-    stored = _stored(root, rows, prefix)
-    groups = _groups(stored, limit_mb, lambda one: one.frames * exact.most_bytes)
-    _join(root, rows, prefix, groups, write)
+    prefix, size = f"videos/{key}", exact.most_bytes
+    groups = _groups(_stored(root, rows, prefix), limit_mb, lambda one: one.frames * size)
+    _join(root, rows, prefix, groups, partial(_append_exact, exact=exact))
+    _shift(rows, key, groups, exact.fps)
 
 
-def _shift(rows: list[dict[str, Any]], key: str, group: Sequence[_Stored], fps: Fraction) -> None:
+def _rational(rate: float) -> Fraction:
+    return Fraction(rate).limit_denominator(1001)
+
+
+def _shift(
+    rows: list[dict[str, Any]], key: str, groups: Sequence[Sequence[_Stored]], fps: Fraction
+) -> None:
     """Write into ``rows`` where the episodes of each file now begin and end."""
-    before = 0
-    for stored in group:
-        shift = float(before / fps)
-        for episode in stored.episodes:
-            for end in ("from_timestamp", "to_timestamp"):
-                rows[episode][f"videos/{key}/{end}"] += shift
-        before += stored.frames
+    for group in groups:
+        before = 0
+        for stored in group:
+            shift = float(before / fps)
+            for episode in stored.episodes:
+                for end in ("from_timestamp", "to_timestamp"):
+                    rows[episode][f"videos/{key}/{end}"] += shift
+            before += stored.frames
 
 
 def _bytes_on_disk(stored: _Stored) -> int:
@@ -203,14 +197,29 @@ def _join(
     rows: list[dict[str, Any]],
     prefix: str,
     groups: Sequence[Sequence[_Stored]],
-    write: Callable[[Path, Sequence[_Stored]], None],
+    append: Callable[[Path, Sequence[_Stored]], None],
 ) -> None:
-    """Write joined files under new numbers and point ``rows`` to them."""
+    """Write joined files under new numbers and point ``rows`` to them.
+
+    Args:
+        root: The dataset.
+        rows: Of the list of episodes.
+        prefix: Of what is joined, in that list.
+        groups: What goes into each file.
+        append: Writes the content of a group to a new file.
+    """
     number = 1 + max(number_of(row, prefix) for row in rows)
     for group in groups:
         where = formats.place(number)
         number += 1
-        write(root / formats.file_name("v3.0", prefix, where), group)
+        target = root / formats.file_name("v3.0", prefix, where)
+        what = f"a file that goes into {target}"
+        with (
+            parsing(what, DatasetError, "cannot be read", "see inspect-data"),
+            explained(f"write {target}", DatasetError),
+            replacing(target) as temporary,
+        ):
+            append(temporary, group)
         for one in group:
             for episode in one.episodes:
                 rows[episode] |= location(prefix, where)
@@ -232,27 +241,7 @@ def _groups(
     limit_mb: float,
     size: Callable[[_Stored], int] = _bytes_on_disk,
 ) -> list[list[_Stored]]:
-    groups: list[list[_Stored]] = []
-    room = 0.0
-    for one in stored:
-        taken = size(one)
-        if not groups or taken > room:
-            groups.append([])
-            room = limit_mb * MEGABYTE
-        groups[-1].append(one)
-        room -= taken
-    return groups
-
-
-@contextmanager
-def _joining(target: Path) -> Iterator[None]:
-    with (
-        parsing(
-            f"a file that goes into {target}", DatasetError, "cannot be read", "see inspect-data"
-        ),
-        explained(f"write {target}", DatasetError),
-    ):
-        yield
+    return in_parts(stored, size, limit_mb * MEGABYTE)
 
 
 def _append_rows(target: Path, group: Sequence[_Stored]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dzrobot.documents import read_json, validated
 from dzrobot.errors import CheckpointError, preview
+from dzrobot.files import in_parts
 from dzrobot.policies.dreamzero.checkpoints.names import (
     DIT,
     adapted_layer,
@@ -28,7 +29,6 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
     PartSource,
     TensorInfo,
     WeightSource,
-    in_parts,
     open_pickled,
     open_safetensors,
     renamed,

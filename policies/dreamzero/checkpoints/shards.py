@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.files import explained, move, one_at_a_time, remove
+from dzrobot.files import explained, in_parts, move, one_at_a_time, remove
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     DTYPE_NAMES,
     StateDictSource,
     TensorInfo,
     WeightSource,
-    in_parts,
 )
 
 SHARD_BYTES = 4 * 1000**3

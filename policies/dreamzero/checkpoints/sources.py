@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dzrobot.documents import read_json
 from dzrobot.errors import CheckpointError, preview
-from dzrobot.files import explained, refuse_stand_ins, stand_in, stand_ins
+from dzrobot.files import explained, in_parts, refuse_stand_ins, stand_in, stand_ins
 from dzrobot.policies.dreamzero.checkpoints.names import ShardIndex, canonical_table
 from dzrobot.policies.dreamzero.checkpoints.unpickling import can_be_mapped, load_tensors
 from dzrobot.rng import torch_seed
@@ -70,28 +70,6 @@ the process, as its own does."""
 
 _PARTS = 32
 """Into so many parts a pickle is read at most: each time all that it names is built again."""
-
-
-def in_parts(names: Iterable[str], nbytes: Callable[[str], int], limit: float) -> list[list[str]]:
-    """Return ``names`` in order, in lists of at most ``limit`` bytes.
-
-    A single tensor above the limit gets a list of its own.
-
-    Args:
-        names: Any number.
-        nbytes: Returns the size of a name.
-        limit: Largest sum of sizes.
-    """
-    parts: list[list[str]] = []
-    room = 0.0
-    for name in names:
-        size = nbytes(name)
-        if not parts or size > room:
-            parts.append([])
-            room = limit
-        parts[-1].append(name)
-        room -= size
-    return parts
 
 
 class WeightSource(Protocol):
