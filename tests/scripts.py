@@ -1,9 +1,25 @@
-"""Scripts of the repository that are no modules of the package, imported by their path."""
+"""Scripts of the repository outside the package, imported by their path; texts of small modules."""
 
 import importlib.util
 import multiprocessing
 import sys
 from contextlib import contextmanager, redirect_stdout
+
+SEEKER = '''class Seeker:
+    """Lives beside its environment, steers straight to the mark and remembers nothing."""
+
+    def __init__(self, env):
+        pass
+
+    def reset(self, session=None, *, episode=None):
+        pass
+
+    def act(self, obs, *, session="default"):
+        state, action = obs["state.state"], np.zeros(7, np.float32)
+        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
+        return action
+'''
+"""A demonstrator of the point, for a module that has NumPy as ``np``."""
 
 
 @contextmanager

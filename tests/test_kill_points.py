@@ -28,6 +28,7 @@ import pytest
 import torch.distributed as dist
 import train_worlds
 from kill_points import Mode, contents, operations, stop
+from scripts import SEEKER
 
 from dzrobot import cli
 from dzrobot.envs.libero.assets import needed
@@ -39,21 +40,6 @@ SEED = int(os.environ.get("KILL_SEED", "0"))
 FEW = 4
 """How many times a command is killed, unless ``KILL_POINTS=all`` or ``KILLS`` says so."""
 POINT = ("--env=dzrobot/point-v0", "--env-arg=resolution=32", "--max-steps=24")
-SEEKER = """
-import numpy as np
-
-class Seeker:
-    def __init__(self, env):
-        pass
-
-    def reset(self, session=None, *, episode=None):
-        pass
-
-    def act(self, obs, *, session="default"):
-        state, action = obs["state.state"], np.zeros(7, np.float32)
-        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
-        return action
-"""
 
 
 def is_thorough() -> bool:
@@ -187,7 +173,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     importlib.import_module("dzrobot.envs.fakes")
     importlib.import_module("dzrobot.training.run.trainer")
     train_worlds.fill(root / "world")
-    (root / "seeker.py").write_text(SEEKER)
+    (root / "seeker.py").write_text(f"import numpy as np\n\n{SEEKER}")
     data_worlds.record(root / "v21", lengths=(20, 18, 19))
     data_worlds.record(root / "v30", lengths=(6, 5, 7), version="v3.0", video=True)
     recipe = train_worlds.recipe(

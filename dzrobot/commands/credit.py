@@ -12,6 +12,7 @@ from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, counted
 from dzrobot.files import explained, replacing, write_json
+from dzrobot.modality.pipeline import BEYOND
 from dzrobot.modality.stats import Statistics
 from dzrobot.plots import drawn, new_plot
 from dzrobot.training.data.credit import Credits, Reason
@@ -136,16 +137,12 @@ def _beyond(reader: DatasetReader, robot: Embodiment, file: Path | None) -> Iter
     known = Statistics.from_metadata(file, robot)
     entry = measure([reader], robot, per_step=known.per_step)
     own = Statistics.from_metadata({robot.tag: entry}, robot)
-    for key, numbers in known.beyond(own, _BEYOND).items():
+    for key, numbers in known.beyond(own, BEYOND).items():
         yield (
             f"{key}, number {', '.join(map(str, numbers))}: these rows reach beyond the bounds of "
             f"{file} by more than a tenth of their width, and are cut off at the bounds: look at "
             "such an episode, and at units and frame"
         )
-
-
-_BEYOND = 0.1
-"""Share of the width of a number's bounds that a round may reach beyond them."""
 
 
 def _show(reader: DatasetReader, table: Credits, number: int, plot: Path | None) -> None:

@@ -14,9 +14,10 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import locked
 from dzrobot.process import run_command
 from dzrobot.progress import span
+from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
 from dzrobot.training.improve.improve_settings import ImproveSettings, settle, write_settings
 from dzrobot.training.improve.page import write_rounds
-from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, has_waited
+from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, done_file, has_waited
 from dzrobot.training.recipes.read import load_recipe
 
 LOCK_FILE = "improve.lock"
@@ -93,7 +94,7 @@ def _go_on(improvement: Improvement, arguments: argparse.Namespace) -> int:
         _say(improvement, None)
         code = 0
     arguments.over = improvement.next_step() is None
-    arguments.last = improvement.place(improvement.kept(settings.rounds + 1)) / "unperturbed"
+    arguments.last = improvement.place(improvement.kept(settings.rounds + 1)) / UNPERTURBED
     return code
 
 
@@ -133,7 +134,7 @@ def _say(improvement: Improvement, step: ImproveStep | None) -> None:
 def _took(improvement: Improvement, step: ImproveStep) -> float | None:
     """Return the seconds that the step of this name took in an earlier round; None: not known."""
     for number in range(step.round - 1, -1, -1):
-        mark = improvement.place(number) / "done" / step.result.name
+        mark = done_file(improvement.place(number), step.name)
         if mark.is_file() and mark != step.result:
             seconds = read_json(mark, dict[str, object], ConfigError).get("seconds")
             return float(seconds) if isinstance(seconds, int | float) else None

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import SEEKER
 
 ROOT = Path(__file__).parents[2]
 
-POLICIES = '''
+POLICIES = (
+    '''
 import os, threading, time
 import numpy as np
 from dzrobot.errors import SetupError
@@ -41,20 +43,9 @@ def dreaming(robot):
     from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
     return DreamZeroPolicy.from_pretrained(default_checkpoint(), embodiment=robot)
 
-class Seeker:
-    """Lives beside its environment, steers straight to the mark and remembers nothing."""
-
-    def __init__(self, env):
-        pass
-
-    def reset(self, session=None, *, episode=None):
-        pass
-
-    def act(self, obs, *, session="default"):
-        state, action = obs["state.state"], np.zeros(7, np.float32)
-        action[:2] = np.clip((state[3:5] - state[:2]) / 0.1, -1, 1)
-        return action
-
+'''
+    + SEEKER
+    + '''
 class Raising(Seeker):
     """Raises at a mark far to the right, as long as there is a file to say so."""
 
@@ -214,6 +205,7 @@ class Torn(Steer):
         os.write(pipe.fileno(), struct.pack("!i", 1000) + b"the first few bytes")
         os._exit(9)
 '''
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -242,7 +242,7 @@ def measure_episodes(settings: BenchSettings, folder: Path) -> tuple[list[Measur
     first = next(iter(costs.values()))
     notes = [
         f"Processor seconds of all threads, an episode ({first.successes} of "
-        f"{len(first.episodes)} succeeded); {tasks} of tasks are opened by the protocol. "
+        f"{len(first.episodes)} succeeded). The protocol opens {counted(tasks, 'task')}. "
         "Actions were the same in all forms."
     ]
     return found, notes

@@ -189,8 +189,14 @@ def _table(path: Path, samples: _Samples, kind: str = "") -> FrameTable:
     )  # fmt: skip
 
 
-def _no_decode(error: Exception) -> str:
+def does_not_decode(error: Exception) -> str:
+    """Return what is wrong with a video whose frames cannot be decoded, to put behind its name."""
     return f"does not decode: {reason(error)}"
+
+
+def is_not_readable(error: Exception) -> str:
+    """Return what is wrong with a file that cannot be opened as a video, as above."""
+    return f"is not a readable video: {reason(error)}"
 
 
 def unreadable(path: Path, error: Exception) -> str:
@@ -211,7 +217,7 @@ def unreadable(path: Path, error: Exception) -> str:
                 "closed (LeRobot: finalize()), or it was cut short on the way; copy it again, or "
                 "leave its episodes out"
             )
-    return f"is not a readable video: {reason(error)}"
+    return is_not_readable(error)
 
 
 def reencode(path: Path | str) -> str:
@@ -493,7 +499,7 @@ def _decoded(path: Path, table: FrameTable, most: int | None) -> _Shown:
 
     times, size, pixels = [], (0, 0), ""
     try:
-        with parsing(path, DatasetError, _no_decode), av.open(str(path)) as container:
+        with parsing(path, DatasetError, does_not_decode), av.open(str(path)) as container:
             stream = container.streams.video[0]
             stream.codec_context.thread_count = 1
             for frame in islice(container.decode(stream), most):

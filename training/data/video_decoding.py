@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from dzrobot.errors import DatasetError, MissingDependencyError, find
 from dzrobot.importing import install
 from dzrobot.training.data.embedded_images import empty_after_fork
-from dzrobot.training.data.films import FrameTable, reencode
-from dzrobot.untrusted import parsing, reason
+from dzrobot.training.data.films import FrameTable, does_not_decode, is_not_readable, reencode
+from dzrobot.untrusted import parsing
 
 OPEN_FILES = 16
 """Videos a reader keeps open; each holds a decoder, hence megabytes."""
@@ -50,14 +50,6 @@ class Decoder(Protocol):
         ...
 
 
-def _not_readable(error: Exception) -> str:
-    return f"is not a readable video: {reason(error)}"
-
-
-def _does_not_decode(error: Exception) -> str:
-    return f"does not decode: {reason(error)}"
-
-
 class PyAvDecoder:
     """One open video, decoded by PyAV on the calling thread."""
 
@@ -67,7 +59,7 @@ class PyAvDecoder:
 
         self.table = table
         self._path = path
-        with parsing(path, DatasetError, _not_readable):
+        with parsing(path, DatasetError, is_not_readable):
             self._container: Any = av.open(str(path))
             self._stream: Any = self._container.streams.video[0]
         # Workers are processes; threads inside each would only compete.
@@ -104,7 +96,7 @@ class PyAvDecoder:
             )
         distinct, places = np.unique(wanted, return_inverse=True)
         try:
-            with parsing(self._path, DatasetError, _does_not_decode):
+            with parsing(self._path, DatasetError, does_not_decode):
                 images = [self._frame(int(number)) for number in distinct]
         except DatasetError:
             self._next = len(self.table.pts)
@@ -179,7 +171,7 @@ class TorchcodecDecoder:
         self.table = table
         self._path = path
         video_decoder = self.library()
-        with parsing(path, DatasetError, _not_readable):
+        with parsing(path, DatasetError, is_not_readable):
             self._video: Any = video_decoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact"
             )
@@ -215,7 +207,7 @@ class TorchcodecDecoder:
 
     def frames(self, numbers: Sequence[int]) -> NDArray[np.uint8]:
         """Return the frames ``numbers`` as (N, H, W, 3) uint8 RGB."""
-        with parsing(self._path, DatasetError, _does_not_decode):
+        with parsing(self._path, DatasetError, does_not_decode):
             batch = self._video.get_frames_at(indices=[int(number) for number in numbers])
         images: NDArray[np.uint8] = batch.data.numpy()
         return images

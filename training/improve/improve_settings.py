@@ -189,10 +189,10 @@ class ImproveSettings:
 
 
 def settle(folder: Path, said: dict[str, Any]) -> ImproveSettings:
-    """Return the settings of the improvement in ``folder``; write them down where it begins.
+    """Return the settings of the improvement in ``folder``: those written down, or those said now.
 
     Args:
-        folder: Of the improvement; made if need be.
+        folder: Of the improvement; nothing is written to it.
         said: What was given now, by field.
 
     Raises:

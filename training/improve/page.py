@@ -12,7 +12,7 @@ from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
 from dzrobot.rollout.pages.content import film_of
 from dzrobot.rollout.pages.write import RoundsPage, write_rounds_page
 from dzrobot.training.improve.rounds import Round
-from dzrobot.training.improve.steps import Improvement
+from dzrobot.training.improve.steps import Improvement, done_file
 
 PAGE_FILE = "improve.html"
 
@@ -119,5 +119,5 @@ def _films(
 def _tested(improvement: Improvement, number: int) -> Results | None:
     """Return the evaluation of a round on the test starts; None until it is done."""
     place = improvement.place(number)
-    done = place / "done" / "test.json"
-    return read_results(place / UNPERTURBED) if done.is_file() else None
+    is_done = done_file(place, "test").is_file()
+    return read_results(place / UNPERTURBED) if is_done else None

@@ -152,7 +152,7 @@ class Improvement:
         )  # fmt: skip
         yield ImproveStep(
             name="train", about=f"train from {self._called(kept)}", round=number,
-            words=self._train(number, kept), result=_mark(place, "train"),
+            words=self._train(number, kept), result=done_file(place, "train"),
         )  # fmt: skip
         about = "evaluate the steps on the development starts"
         yield self._evaluated(number, "choose", about, self._choose(number))
@@ -174,7 +174,7 @@ class Improvement:
         return "the checkpoint of the start" if number == 0 else f"that of round {number}"
 
     def _evaluated(self, number: int, name: str, about: str, words: tuple[str, ...]) -> ImproveStep:
-        mark = _mark(self.place(number), name)
+        mark = done_file(self.place(number), name)
         return ImproveStep(name=name, about=about, round=number, words=words, result=mark)
 
     def _others(self, number: int) -> Iterator[ImproveStep]:
@@ -223,7 +223,8 @@ class Improvement:
         )  # fmt: skip
         about = f"record {settings.attempts} episodes of {self._called(kept)}"
         return ImproveStep(
-            name="record", about=about, round=number, words=words, result=_mark(place, "record"),
+            name="record", about=about, round=number, words=words,
+            result=done_file(place, "record"),
             recording=place / "recording" if settings.by_person else None,
         )  # fmt: skip
 
@@ -315,7 +316,13 @@ def chosen_step(place: Path) -> int:
     return max(scores, key=lambda one: one.successes).step
 
 
-def _mark(place: Path, name: str) -> Path:
+def done_file(place: Path, name: str) -> Path:
+    """Return the file that says that a step of a round is done.
+
+    Args:
+        place: Folder of the round.
+        name: Of the step.
+    """
     return place / "done" / f"{name}.json"
 
 
