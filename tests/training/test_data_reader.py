@@ -362,3 +362,10 @@ def test_a_dataset_is_read_where_the_cache_cannot_be_written(recorded, tmp_path,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert len(DatasetReader(recorded["v2.1 h264"], ROBOT))
     assert next(tmp_path.glob("dzrobot-*/*/*"))
+
+
+def test_a_list_without_episodes_is_read_as_such(tmp_path):
+    record(tmp_path, lengths=(20,))
+    (tmp_path / "meta/episodes.jsonl").write_text("\n")
+    with pytest.raises(DatasetError, match="episodes 0, usable 0"):
+        DatasetReader(tmp_path, ROBOT, ReaderOptions(cache=tmp_path / "cache"))
