@@ -12,8 +12,7 @@ from dzrobot.commands.options.sampling import add_sampling, sampled_robot
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError, counted
 from dzrobot.files import explained, replacing, write_json
-from dzrobot.modality.pipeline import BEYOND
-from dzrobot.modality.stats import Statistics
+from dzrobot.modality.stats import BEYOND, Statistics
 from dzrobot.plots import drawn, new_plot
 from dzrobot.training.data.credit import Credits, Reason
 from dzrobot.training.data.dataset import DatasetReader, ReaderOptions

@@ -10,8 +10,7 @@ from dzrobot.diagnostics.motion import RecordedStart
 from dzrobot.diagnostics.own_rows import Recording
 from dzrobot.documents import shorten
 from dzrobot.modality.input_variants import Floats
-from dzrobot.modality.pipeline import BEYOND
-from dzrobot.modality.stats import Statistics
+from dzrobot.modality.stats import BEYOND, Statistics
 from dzrobot.policies.dreamzero.options import ActingOptions
 from dzrobot.recording.catalog import RATE_TOLERANCE
 from dzrobot.rollout.environment import EnvironmentFacts

@@ -17,15 +17,12 @@ from dzrobot.embodiments.spec import (
     Part,
 )
 from dzrobot.errors import InvalidActionError, ModalityError, StatisticsError, preview
-from dzrobot.modality.stats import Bounds, Statistics
+from dzrobot.modality.stats import BEYOND, Bounds, Statistics
 from dzrobot.modality.video import Augmentation, encode_views
 from dzrobot.modality.window import Window, array, check_keys, prompt_of, rows
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-
-BEYOND = 0.1
-"""Share of the statistics' width beyond which a state number counts as outside."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ RELATIVE_KEYS = "relative_action_keys"
 ACTION_HORIZON = "action_horizon"
 """Optional field beside ``statistics``: block length over which relative actions were measured."""
 
+BEYOND = 0.1
+"""Share of the statistics' width beyond which a state number counts as outside."""
+
 _FIELDS: Mapping[Normalization, tuple[str, str]] = {
     "q99": ("q01", "q99"),
     "min_max": ("min", "max"),
