@@ -11,10 +11,10 @@ CONSTRAINTS ?= requirements/constraints.txt
 INSTALL := -m pip install --quiet --constraint $(CONSTRAINTS)
 # Pinned in this file, or left to the machine as torch and its CUDA libraries are: not in the constraints.
 UNLOCKED := torch|triton|hf[-_]libero|openpi-client|openpi-server|molmo-spaces|robostats
-# Tests wait for a third of their time (for a ping, a killed process, an arm's clock), hence one process
-# more than cores. tests/forked.py has the processes: what tests import is imported once for all of them.
+# Tests wait for a fifth of their time and more (for a ping, a killed process, an arm's clock), hence four
+# processes on two cores. tests/forked.py has the processes: what tests import is imported once for all.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-PYTEST_ARGS ?= --processes $(shell echo $$(($(CORES) < 3 ? $(CORES) + 1 : 4)))
+PYTEST_ARGS ?= --processes $(shell echo $$(($(CORES) < 2 ? 3 : 4)))
 # The long forms start up to a dozen processes of their own, so no more of them run than there are cores.
 LONG_ARGS ?= --processes $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
 STAMP := $(VENV)/.ready

@@ -1,15 +1,18 @@
 """A command on a terminal of its own, and an operator who reads its log and presses keys."""
 
+import atexit
 import contextlib
-import fcntl
 import json
+import multiprocessing
 import os
 import pty
-import subprocess
+import runpy
+import signal
 import sys
-import termios
 import threading
 import time
+
+from dzrobot.cli import main
 
 PATIENCE_S = 180.0
 """How long a busy machine may take to get to the next event."""
@@ -58,31 +61,52 @@ def operator_environment(folder):
     return {"PYTHONPATH": path, "LEFT": str(folder / "left.json"), **folders}
 
 
+def run_on_a_terminal(terminal, environment, program, words):
+    """Be what runs ``words`` in a shell: the leader of a session, whose terminal this is."""
+    os.setsid()
+    # The first terminal that the leader of a session opens becomes its own.
+    own = os.open(terminal, os.O_RDWR)
+    for number in range(3):
+        os.dup2(own, number)
+    os.close(own)
+    sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, range(3), "rww")
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A copy has the test's duties at its end, which are the test's.
+    atexit._clear()
+    sys.argv = [str(program), *words]
+    try:
+        if program is None:
+            sys.exit(main(words))
+        runpy.run_path(str(program), run_name="__main__")
+    finally:
+        # No copy comes to the interpreter's end.
+        atexit._run_exitfuncs()
+
+
 class Operated:
-    """One command on a pseudo terminal.
+    """One command on a pseudo terminal, in a process that is a copy where tests are marked so.
 
     Args:
         words: The command line after ``dzrobot``.
         log: The operator's log that it writes.
         environment: On top of this process's.
-        program: What takes the words, if not ``dzrobot``.
+        program: The file that takes the words, if not ``dzrobot``.
     """
 
-    def __init__(self, words, log, environment, program=("-m", "dzrobot.cli")):
+    def __init__(self, words, log, environment, program=None):
         self._log = log
         self._seen = len(self._events())
         self.screen = b""
         self._master, slave = pty.openpty()
-
-        def own_the_terminal():
-            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            [sys.executable, *program, *words],
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=own_the_terminal, env={**os.environ, "TERM": "xterm", **environment},
-        )  # fmt: skip
-        os.close(slave)
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=run_on_a_terminal,
+            args=(os.ttyname(slave), {"TERM": "xterm", **environment}, program, words),
+        )
+        self.process.start()
+        # Held until the end: a terminal that nothing has open yet reads as one that was closed.
+        self._slave = slave
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -90,9 +114,9 @@ class Operated:
         return self
 
     def __exit__(self, *_):
-        if self.process.poll() is None:
+        if self.process.is_alive():
             self.process.kill()
-        self.process.wait()
+        self.end()
         self.hang_up()
 
     def wait_for(self, event, phase=None):
@@ -100,7 +124,7 @@ class Operated:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             # Asked before the log is read, which is whole once the process has ended.
-            ended = self.process.poll() is not None
+            ended = not self.process.is_alive()
             events = self._events()
             while self._seen < len(events):
                 found = events[self._seen]
@@ -125,6 +149,11 @@ class Operated:
     def press(self, keys):
         os.write(self._master, keys.encode())
 
+    def signal(self, number):
+        """Send a signal, unless the process has ended."""
+        if self.process.is_alive():
+            os.kill(self.process.pid, number)
+
     def begin(self):
         """Answer the two questions before an episode; return once it runs."""
         self.wait_for("question", "stand clear")
@@ -141,9 +170,12 @@ class Operated:
 
     def end(self):
         """Return the exit code."""
-        code = self.process.wait(PATIENCE_S)
+        self.process.join(PATIENCE_S)
+        if self._slave >= 0:
+            os.close(self._slave)
+        self._slave = -1
         self._reader.join(5.0)
-        return code
+        return self.process.exitcode
 
     def _events(self):
         if not self._log.exists():

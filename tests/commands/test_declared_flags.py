@@ -60,6 +60,7 @@ def parser_of(command):
     return build_parser("dzrobot", command)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command", [evaluate, sweep, curve, serve, record], ids=lambda one: one.__name__
 )

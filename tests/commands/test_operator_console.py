@@ -24,6 +24,7 @@ from dzrobot.rollout.arm.attended import leaving
 
 ADDRESS = "172.16.0.9"
 RUN_FRANKA = Path(__file__).parents[2] / "examples/run_franka.py"
+pytestmark = pytest.mark.copies
 OPERATOR = ["--env-arg", "reward={rule: operator}", "--env-arg", f"address={ADDRESS}"]
 
 
@@ -164,7 +165,7 @@ def test_every_key_works_in_run_franka_whatever_the_reward_rule(tmp_path, enviro
         "--preview", "0", "--output", str(tmp_path / "results"),
     ]  # fmt: skip
     log = tmp_path / "results/operator.jsonl"
-    with Operated(words, log, environment, [str(RUN_FRANKA)]) as run:
+    with Operated(words, log, environment, RUN_FRANKA) as run:
         url = run.wait_for("images")["url"]
         run.begin()
         assert set(fetch(url)) == {"video.image", "video.wrist_image"}
@@ -254,7 +255,7 @@ def test_leaving_stops_and_closes_the_arm(how, evaluation, tmp_path):
     with evaluation("--env-arg", f"address={ADDRESS}") as run:
         run.begin()
         run.wait_for_file(tmp_path / "left.json")
-        run.process.send_signal(getattr(signal, how))
+        run.signal(getattr(signal, how))
         assert run.end() == (TERMINATED if how == "SIGTERM" else INTERRUPTED)
     assert left_alone(tmp_path)
     assert b"Traceback" not in run.screen

@@ -118,7 +118,9 @@ print("moved", len(env.unwrapped.arm.gripper.requests))
 """
 
 
-@pytest.mark.parametrize(("more", "code"), [("", 1), (", unattended=True", 0)])
+@pytest.mark.parametrize(
+    ("more", "code"), [("", 1), pytest.param(", unattended=True", 0, marks=pytest.mark.long)]
+)
 def test_a_plain_script_without_a_terminal_says_so_first(more, code):
     script = SCRIPT.replace("MORE", more)
     done = subprocess.run(

@@ -99,6 +99,7 @@ def test_a_seed_fixes_the_episode_and_those_after_it(shared):
     assert starts == ([7, 8] if "libero" in env.spec.id else [57, 58])
 
 
+@pytest.mark.long
 @lift_first
 def test_interleaved_simulators_draw_their_own_scene(shared, make):
     one, other = shared, make()
@@ -310,6 +311,7 @@ def test_faults_in_the_options_are_named_at_once_and_close_is_harmless(case):
     env.close()
 
 
+@lift_first
 def test_render_is_upright_where_the_policy_sees_a_mirror_image(shared, make):
     env = shared
     observation, _ = env.reset(seed=0)

@@ -272,6 +272,7 @@ def look(model, rng):
     model.cam_fovy[0] = rng.uniform(20, 90)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mirror", ["floor", "block"])
 def test_an_image_without_what_its_camera_cannot_see_is_the_same_image(sim_of, mirror):
     import mujoco

@@ -111,7 +111,10 @@ def test_gymnasiums_own_environments_are_the_same_when_served(name):
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("dzrobot/point-v0", {"task_id": 2}), ("dzrobot/lift-v0", {"resolution": 64})],
+    [
+        ("dzrobot/point-v0", {"task_id": 2}),
+        pytest.param("dzrobot/lift-v0", {"resolution": 64}, marks=pytest.mark.long),
+    ],
 )
 def test_our_environments_are_the_same_when_served(name, arguments):
     with serving(name) as address:

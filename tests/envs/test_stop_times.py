@@ -157,7 +157,7 @@ class Run:
         self.operated = Operated(
             [emulators.address.host, str(folder), str(times)], folder / "log.jsonl",
             {"PYTHONPATH": os.pathsep.join(path), "HELD_S": str(HELD_S)},
-            [str(folder / "program.py")],
+            folder / "program.py",
         )  # fmt: skip
         self.truth = Truth(emulators.page)
 
@@ -181,7 +181,7 @@ class Run:
     def freeze(self, how):
         """Keep the program from acting."""
         if how == "SIGSTOP":
-            self.operated.process.send_signal(signal.SIGSTOP)
+            self.operated.signal(signal.SIGSTOP)
         else:
             (self.folder / "freeze").touch()
             time.sleep(0.05)
@@ -195,7 +195,7 @@ class Run:
         self._until(lambda: self.truth.now_s > began_s + OBSERVED_S)
         assert self.truth.speed() < RESTING_M_S
         took = self.truth.rested_s(began_s) - began_s
-        self.operated.process.send_signal(signal.SIGCONT)
+        self.operated.signal(signal.SIGCONT)
         self.operated.wait_for_file(self.folder / "acknowledged")
         (self.folder / "acknowledged").unlink()
         # Nothing moves once the program acts again.
@@ -215,7 +215,7 @@ class Run:
 
     def end(self):
         self.truth.end()
-        self.operated.process.send_signal(signal.SIGCONT)
+        self.operated.signal(signal.SIGCONT)
         self.operated.__exit__()
 
     def _until(self, holds):

@@ -83,6 +83,7 @@ def thinned(cases, most=45):
     return cases[:: max(1, -(-len(cases) // most))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_corrupted_documents(good, robot, tmp_path, name):
     """Each is read or refused with a message; nothing else is raised."""
@@ -98,6 +99,7 @@ def test_corrupted_documents(good, robot, tmp_path, name):
     assert refused > len(cases) // 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [CONFIG_FILE, PASSPORT_FILE, "meta.json"])
 def test_anything_in_any_field(good, robot, tmp_path, name):
     folder = shutil.copytree(good, tmp_path / "any")
@@ -186,6 +188,7 @@ COMMANDED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "content"), COMMANDED)
 def test_commands_say_it_in_one_message(good, price, tmp_path, name, content):
     folder = shutil.copytree(good, tmp_path / "corrupted")

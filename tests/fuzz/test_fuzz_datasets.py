@@ -81,6 +81,7 @@ def spoil_each(path, read, only=None, every=1):
     return counts
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_field_corrupted(world, name):
     places = None

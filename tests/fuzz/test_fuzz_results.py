@@ -141,6 +141,7 @@ def test_what_no_run_writes_is_refused_by_line(whole, copy, what):
     assert (copy / "records.jsonl").read_bytes() == damaged, "evidence is left alone"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["card.json", "records.jsonl", "summary.json", ".lock"])
 def test_other_things_in_the_place_of_a_file(whole, copy, name):
     _, good = whole

@@ -37,6 +37,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("message", "change"), CHANGES.items(), ids=CHANGES)
 def test_encode_refuses(libero, window_maker, message, change):
     window = {**window_maker(libero.embodiment), **change}

@@ -157,6 +157,7 @@ def test_wrappers_in_any_order_are_no_part_of_a_name(plain, data):
         assert canonical(wrapped(one, lists)) == one
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", ["safetensors", "pt", "dcp", "dcp of FSDP1"])
 def test_wrappers_leave_the_actions_what_they_are(plain, folder, libero, layout):
     """To the bit. Each tensor is wrapped in another way, as no program would."""

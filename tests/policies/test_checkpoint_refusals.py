@@ -60,6 +60,7 @@ def test_missing_shard(sharded):
         load(sharded)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kept", [0, 5, 1000, -1])
 def test_truncated_shard(sharded, kept):
     shard = sorted(sharded.glob("*.safetensors"))[1]

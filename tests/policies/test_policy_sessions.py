@@ -130,6 +130,7 @@ def test_interleaved_sessions_equal_sessions_alone(tiny, libero):
     assert len({chunk.tobytes() for chunks in wanted for chunk in chunks}) == 12
 
 
+@pytest.mark.long
 def test_interleaved_steps_equal_steps_alone(tiny, libero):
     """Through ``act``, with sessions that plan at different steps."""
     policy = policy_of(tiny, libero, execute=6, history="grid")

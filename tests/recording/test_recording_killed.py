@@ -31,6 +31,7 @@ def finish(path, version, video):
     return done, listed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("version", "video"), FORMATS)
 def test_killed_at_a_file_operation(tmp_path, version, video):
     """After reopening: the bytes of an uninterrupted recording of as many episodes, then of all."""
@@ -65,6 +66,7 @@ def test_killed_at_a_file_operation(tmp_path, version, video):
     assert not failed, failed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("version", "video"), [("v2.1", True), ("v3.0", False)])
 def test_a_full_disk_is_one_message(tmp_path, version, video):
     whole, path = tmp_path / "whole", tmp_path / "set"

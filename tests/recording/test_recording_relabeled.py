@@ -156,6 +156,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.kill_points
 @pytest.mark.parametrize(
     ("version", "video", "what"),
@@ -219,6 +220,7 @@ def test_a_command_lists_and_changes(tmp_path, capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -261,6 +263,7 @@ def test_recordings_of_others_and_of_plans_are_left_alone(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("listed", ["../kept", "{outside}", "meta"])
 @pytest.mark.parametrize("planted", ["list", "link"])
 def test_a_planted_change_reaches_nothing_outside(tmp_path, listed, planted):

@@ -229,6 +229,7 @@ def test_a_healthy_policy_has_no_cause_and_no_difference(capsys, data):
     assert "2 of 2 starts" in found["sentence"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fault", "key", "words"),
     [
@@ -424,6 +425,7 @@ def test_wrong_arguments_are_one_message(capsys, given):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("low", "high", "words"), [("q01", "q99", ""), ("min", "max", "min, max"),
                                ("mean", "std", "mean, std")],

@@ -286,6 +286,7 @@ def test_damaged_predictions_are_refused_by_name(results, tmp_path, capsys):
         path.write_text(whole)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage", "sound"])
 def test_a_damaged_video_of_predictions_is_one_message(results, tmp_path, capsys, damage):
     (case,) = RecordFile(results / "with").records

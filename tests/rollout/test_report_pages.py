@@ -335,6 +335,7 @@ def test_a_browser_shows_the_photo_of_an_initial_state(browser, pair):
     WebDriverWait(browser, 60).until(lambda _: browser.execute_script(loaded) == [PHOTO.shape[1]])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_stand_out_from_their_background_in_both_schemes(browser, pair, scheme):
     feature = {"name": "prefers-color-scheme", "value": scheme}

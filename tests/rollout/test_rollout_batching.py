@@ -95,6 +95,7 @@ class Strict(Counting):
         self.open.append(session)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("workers", "kind"),
     [

@@ -44,6 +44,7 @@ def test_a_set_is_written_like_the_flags_of_eval():
     assert (other.dit_steps, other.history, other.solver_steps) == (5, "off", None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -162,6 +162,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("change", "told"),
     [

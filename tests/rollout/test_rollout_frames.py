@@ -121,6 +121,7 @@ def test_actions_are_the_same_and_only_what_is_read_is_drawn(trained, history, r
     assert (drawn, every) == (read, ALL)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("execution", "execute", "read"),
     [
@@ -250,6 +251,7 @@ def test_a_video_asked_for_later_is_that_of_its_plan(trained):
     assert len(shown[1]) < len(shown[0]), "the second goes on where the first ended"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_video_that_cannot_be_computed_is_the_error_of_its_episode(
     workers, tmp_path, monkeypatch

@@ -40,6 +40,7 @@ def found(folder):
 MODES = ("kill", "torn", "full")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", MODES)
 def test_stopped_anywhere_it_goes_on(tmp_path, mode):
     assert dzrobot.commands.eval.COMMON, "loaded here, not in every child"

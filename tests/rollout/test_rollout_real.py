@@ -36,6 +36,7 @@ def finish(process, timeout=800):
     return out
 
 
+@pytest.mark.long
 def test_the_expert_lifts_without_cameras(command, tmp_path):
     words = ("--env", "dzrobot/lift-v0", "--env-arg", "cameras=false", "--policy", "expert")
     words = (*words, "--episodes", 1)

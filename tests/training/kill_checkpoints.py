@@ -1,6 +1,6 @@
-"""Stops a writer of checkpoints at its file operations; writes how many, and those that lost one.
+"""Stops a writer of checkpoints at its file operations; prints how many, and those that lost one.
 
-python tests/training/kill_checkpoints.py FOLDER
+Called by a test, in a process of its own.
 """
 
 import json
@@ -11,9 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from kill_points import operations, spread, stop
 
 from dzrobot.training.run.checkpoint import CheckpointWriter, load_state, newest_intact
@@ -57,7 +54,9 @@ def check(folder, done):
     assert int(found["model"]["w"][0, 0]) >= count - (STEPS[count:][:1] == STEPS[count - 1 : count])
 
 
-def main(root):
+def main(words):
+    root = Path(words[0])
+    root.mkdir()
     folder, done = root / "checkpoints", root / "done"
     steps = operations(lambda: save(folder, done), folder)
     # Two renames exchange folders: a kill between them is tried in any case.
@@ -73,7 +72,3 @@ def main(root):
             lost.append((at, steps[at], names, ended.output[-300:]))
     sys.stdout.write(json.dumps([len(points), lost]))
     assert not dist.is_initialized()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

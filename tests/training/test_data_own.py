@@ -56,6 +56,7 @@ def on_one_film(path):
     return path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("columns", "damaged"), [("GR00T's", "refuse"), ("foreign", "count"), ("none", "refuse")]
 )

@@ -24,6 +24,7 @@ def tree(root):
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("video", [False, True])
 def test_discarded_frames_leave_no_trace(tmp_path, version, video):

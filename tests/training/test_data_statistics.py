@@ -72,6 +72,7 @@ def relative(embodiment, part, episode, length):
     return [action[a : a + horizon] - state[a] for a in anchors]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("embodiment", [ROBOT, RELATIVE], ids=lambda robot: robot.tag)
 def test_statistics_equal_numpy(world, embodiment):
     """A14: absolute on all rows of usable episodes, relative on relative actions."""

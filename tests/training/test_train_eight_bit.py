@@ -231,6 +231,7 @@ def test_adapters_are_trained_against_a_base_in_four_bits(train_root, solo):
         assert torch.all(off <= 0.16 * weight.view(-1, 64).abs().amax(1))
 
 
+@pytest.mark.long
 def test_gradients_and_steps_with_a_base_in_four_bits(train_root, solo):
     runs = [
         adapted(solo, train_root, **changes)

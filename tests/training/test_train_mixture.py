@@ -184,6 +184,7 @@ def test_runs_of_a_policy_train_by_their_credit_whatever_shares_a_batch(
         torch.testing.assert_close(expected[name], gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mixed", [False, True])
 def test_kept_back_episodes_leave_the_mixture_as_it_is(world, tmp_path, monkeypatch, mixed):
     """Folders of 100 and 10 windows are drawn 10 : 1, with and without a hold-out."""

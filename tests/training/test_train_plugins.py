@@ -93,6 +93,7 @@ class Returns(Plugin):
         return {"odd": self._term}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("term", "said"),
     [
@@ -289,6 +290,7 @@ class Draws2(Plugin):
 GENERATOR = np.random.default_rng(0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("at", "said"),
     [

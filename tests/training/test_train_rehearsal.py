@@ -63,6 +63,7 @@ def chunk_plan(variant, *, history, layers=3):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_less_video_takes_less_of_a_chunk():
     plan = chunk_plan("5b", history=False, layers=1)
     plans = [

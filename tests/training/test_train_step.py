@@ -223,7 +223,7 @@ def test_which_samples_are_trained_with_less_video_depends_on_seed_step_and_slot
     assert with_less_video(noise, (0, 3), slots, none) is noise
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("video", ["once", "skip"])
 def test_less_video_goes_through_a_step(train_root, solo, video):
     """Samples of one batch do not touch each other; without any video there is no loss of it."""

@@ -219,6 +219,7 @@ def test_calls_compile_whole_and_only_once(network, ask):
     torch.compiler.reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["5b"])
 def test_the_second_turn_of_the_window_compiles_nothing_new(network, ask, monkeypatch):
     traced = functools.partialmethod(torch.nn.Module.compile, backend="eager")

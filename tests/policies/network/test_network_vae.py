@@ -42,6 +42,7 @@ def test_shapes(vae, video):
     assert vae.decode(latents).abs().max() <= 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_library_gives_the_same_bits(vae, video, dtype):
     """``diffusers`` is somebody else's implementation of the same layers."""

@@ -79,6 +79,7 @@ def test_an_episode_stays_with_its_batches(network, second, ask):
         predict(network, [session], [ask(4)], FEW)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_nothing_is_computed_from_two_devices_at_once(network, second, ask):
     """Fake tensors take two processors for two devices, and refuse to mix them."""

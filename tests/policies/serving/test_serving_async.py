@@ -73,6 +73,7 @@ def acted(policy, session, **options):
     return actions, engine.measures()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "options", WAYS, ids=lambda options: "-".join(str(value) for _, value in options)
 )
