@@ -73,16 +73,13 @@ def run_on_a_terminal(terminal, environment, program, words):
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A copy has the test's duties at its end, which are the test's.
-    atexit._clear()
     sys.argv = [str(program), *words]
-    try:
+    with contextlib.ExitStack() as ends:
+        # A copy does not come to the interpreter's end, where the test's own duties would wait.
+        atexit.register = ends.callback
         if program is None:
             sys.exit(main(words))
         runpy.run_path(str(program), run_name="__main__")
-    finally:
-        # No copy comes to the interpreter's end.
-        atexit._run_exitfuncs()
 
 
 class Operated:

@@ -6,8 +6,8 @@ import doors
 import pytest
 
 SAMPLE = {
-    "hdf5": 40, "starts": 100, "groot": 25, "results": 50, "environments": 100, "modules": 60,
-    "checkpoints": 30, "datasets": 12, "configurations": 40, "exits": 12, "setups": 20,
+    "hdf5": 20, "starts": 50, "groot": 12, "results": 25, "environments": 50, "modules": 30,
+    "checkpoints": 15, "datasets": 6, "configurations": 20, "exits": 6, "setups": 10,
 }  # fmt: skip
 """Door -> cases of a short run."""
 
@@ -29,7 +29,7 @@ def test_a_sample_of_what_strangers_send_is_refused_or_read(name, tmp_path):
 @pytest.mark.parametrize("name", doors.DOORS)
 def test_more_of_what_strangers_send_is_refused_or_read(name, tmp_path):
     for seed in (2, 3):
-        held(name, seed, 10 * SAMPLE[name], tmp_path)
+        held(name, seed, 20 * SAMPLE[name], tmp_path)
 
 
 def test_the_loop_sees_what_does_not_hold(tmp_path):

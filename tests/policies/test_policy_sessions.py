@@ -381,6 +381,7 @@ def test_without_history_every_plan_is_the_first(tiny, libero, history):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("execute", [1, 4, None])
 def test_receding_horizon(tiny, libero, execute):
     """The first ``execute`` actions of each plan are given, then a new plan is made."""

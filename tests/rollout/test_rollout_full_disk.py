@@ -47,9 +47,10 @@ def test_a_collection_goes_on_when_there_is_room(policies, tmp_path, capsys):
     assert 2 in codes
 
 
-def test_a_recording_goes_on_when_there_is_room(tmp_path, capsys):
+@pytest.mark.parametrize("points", [4, pytest.param(12, marks=pytest.mark.long)])
+def test_a_recording_goes_on_when_there_is_room(points, tmp_path):
     codes = []
-    for code, folder in full_at_points(RECORD, tmp_path, 12):
+    for code, folder in full_at_points(RECORD, tmp_path, points):
         codes.append(code)
         assert command(RECORD, folder)() == 0
         assert contents(folder).keys() == contents(tmp_path / "whole").keys()
@@ -57,6 +58,7 @@ def test_a_recording_goes_on_when_there_is_room(tmp_path, capsys):
     assert 2 in codes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", [COLLECT, RECORD], ids=["collect", "record"])
 def test_data_may_not_grow(policies, words, tmp_path):
     """A library writes it that has errors of its own."""

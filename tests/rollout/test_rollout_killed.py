@@ -72,6 +72,7 @@ def test_workers_that_look_at_no_pipe_end_too(command, tmp_path, monkeypatch):
     wait_until_gone(process.pid)
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_the_middle_of_a_message_is_an_error_record(command, tmp_path):
     words = ("--policy", "rollout_policies:Torn", "--privileged", "--workers", 1)
     process = command(*RUN, *words, "--max-errors", 2, "--output", tmp_path)

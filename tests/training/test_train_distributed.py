@@ -60,7 +60,7 @@ def test_recompute_changes_no_bit(pair, long_pair, mode):
 
 @pytest.mark.long
 def test_hybrid_sharding_on_four_processes(launches, alone):
-    launches.run(4, "equal_gradients")
+    launches.run(4, "hybrid_gradients")
     close(torch.load(launches.output / "w4-hsdp.pt"), alone, 1e-6)
 
 
@@ -151,8 +151,9 @@ def test_a_checkpoint_fits_one_process(pair, train_root, solo):
     assert lines[0]["loss"] == pytest.approx(lines[1]["loss"], abs=1e-5)
 
 
-def test_damage_is_found_whichever_process_reads_it(pair):
-    found = pair.result("damaged", 2)
+@pytest.mark.long
+def test_damage_is_found_whichever_process_reads_it(long_pair):
+    found = long_pair.result("damaged", 2)
     assert len(found["found"]) == 2, "a file of each process"
     assert all(steps == [1, 1] for steps in found["found"].values())
     assert found["intact"] == 2
@@ -260,10 +261,11 @@ def test_open_loop_errors_are_logged(long_pair):
     assert own["held_out_rows/libero_sim/share"] == pytest.approx(np.median(shares))
 
 
-def test_two_processes_train_with_plugins_as_one_does(pair, solo, touched, lab):
+@pytest.mark.long
+def test_two_processes_train_with_plugins_as_one_does(long_pair, solo, touched, lab):
     """Here, and not beside the other tests of plugins: files share no launch."""
-    alone = train_worker.plugged_run(solo, touched, pair.output / "plugged-1")
-    both = pair.result("plugged", 2)
+    alone = train_worker.plugged_run(solo, touched, long_pair.output / "plugged-1")
+    both = long_pair.result("plugged", 2)
     np.testing.assert_allclose(both["terms"], alone["terms"], rtol=1e-4)
     assert both["samples"] == alone["samples"]
     # Resumed half way in the same number of processes: to the bit.

@@ -61,18 +61,15 @@ def digest(run):
     return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in whole)).hexdigest()
 
 
-def equal_gradients(world, root, output):
-    """Gradients of one global batch, sharded over all processes and in groups of two."""
-    size = f"w{world.size}"
-    save_gradients(world, output, f"{size}-fsdp", trainer(world, root))
-    if world.size == 4:
-        changes = {"parallel__strategy": "hsdp", "parallel__shard_size": 2}
-        save_gradients(world, output, f"{size}-hsdp", trainer(world, root, **changes))
+def hybrid_gradients(world, root, output):
+    """Gradients of one global batch, sharded over groups of two processes."""
+    changes = {"parallel__strategy": "hsdp", "parallel__shard_size": 2}
+    save_gradients(world, output, f"w{world.size}-hsdp", trainer(world, root, **changes))
     return {}
 
 
 def more_gradients(world, root, output):
-    """The same replicated, and under what only changes how memory is used."""
+    """The same of two processes, replicated, and under what only changes how memory is used."""
     size = f"w{world.size}"
     for name, changes in (
         ("ddp", {"parallel__strategy": "ddp"}),
@@ -96,20 +93,26 @@ PUT_OFF = {
         "parallel__enable_gradient_accumulation": True, "parallel__reshard_after_backward": False,
     },
 }  # fmt: skip
-"""Ways to accumulate the gradients of a step."""
+"""Ways to accumulate the gradients of a step; ``last`` is what a small network does by itself."""
 
 
 def collectives(world, root, output):
-    """What a step of two micro-batches communicates, and its loss and gradients."""
+    """What a step of two micro-batches communicates, its loss and gradients; keeps those of one."""
     found, first = {}, None
     for name, changes in PUT_OFF.items():
         run = trainer(world, root, runner__global_batch_size=2 * world.size, **changes)
         with Collectives() as seen:
             losses, _ = run.accumulate(run.batches(1))
-        gradient = torch.cat([whole(p.grad).flatten() for p in parameters(run)])
+        gradients = {n: whole(p.grad) for n, p in run.components.optimizer.named.items()}
+        gradient = torch.cat([each.flatten() for each in gradients.values()])
         first = gradient if first is None else first
         error = ((gradient - first).norm() / first.norm()).item()
         found[name] = {"counts": seen.counts, "losses": losses.tolist(), "error": error}
+        if name == "last":
+            dist.all_reduce(losses)
+            kept = {"losses": losses, "gradients": gradients}
+            if world.is_main:
+                torch.save(kept, output / f"w{world.size}-fsdp.pt")
     return found
 
 
@@ -504,7 +507,7 @@ def plugged(world, root, output):
 SCENARIOS = {
     function.__name__: function
     for function in (
-        equal_gradients, more_gradients, collectives, six_steps, clipping, precision, poisoned,
+        hybrid_gradients, more_gradients, collectives, six_steps, clipping, precision, poisoned,
         gives_up, straight, first_half, second_half, three, eight_bit, eight_bit_again, adapters,
         averaged, killed, evaluated, damaged, rolled_out, late, plugged,
     )

@@ -48,6 +48,7 @@ def request(config, size, frames):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SIZES)
 def test_chunks_mix_no_devices_and_make_the_host_wait_for_none(name):
     config = cut(name, 1)
@@ -205,7 +206,12 @@ def test_a_recorded_call_reads_and_sends_nothing_and_leaves_few_launches(name, m
             for place in WINDOW:
                 asked = request(config, size, 4 if turn or place else 1)
                 with counted() as counter:
-                    predict(network, [session], [asked], FEW, batches)
+                    made = predict(network, [session], [asked], FEW, batches)
+                assert made.starts == (place,)
+                assert made.action_BAM.device == CUDA
+                assert counter.misplaced == {}
+                # Tables of a new place are sent once; from then on nothing waits.
+                assert turn == 0 or not any(sent.is_blocking for sent in counter.uploads)
     assert len(inside) == len(WINDOW)
     for recording in inside:
         # A host read of the device would have raised.
