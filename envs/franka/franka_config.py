@@ -133,8 +133,10 @@ class ResetConfig(FrozenConfig):
     elbow is drawn to while it moves; the default is the arm's usual ready posture. None: the joints
     stay as ``position`` finds them."""
 
-    joint_dynamics: Share = 0.1
-    """Share of the arm's largest velocity, acceleration and jerk towards ``joints``."""
+    joint_dynamics: Annotated[float, Field(gt=0, le=0.13)] = 0.1
+    """Share of the arm's largest velocity, acceleration and jerk towards ``joints``. An arm whose
+    joints all turn at 0.13 of what they can turns its hand by less than the 2.5 rad/s at which it
+    stops by itself, whatever its posture."""
 
     joint_tolerance_rad: Positive = 0.01
     """A joint this close to ``joints`` is there."""
@@ -153,8 +155,10 @@ class ResetConfig(FrozenConfig):
     its fingers open, as they may sweep what lies there. One that holds something opens where it is,
     and drops nothing. 0: every hand opens where it is."""
 
-    speed_m_s: Positive = 0.15
-    turn_rad_s: Positive = 0.6
+    speed_m_s: Annotated[float, Field(gt=0, le=0.85)] = 0.15
+    turn_rad_s: Annotated[float, Field(gt=0, le=1.25)] = 0.6
+    """How fast the hand goes and turns. The largest are half of what a Panda stops by itself at:
+    one that follows like a spring overshoots."""
 
     tolerance_m: Positive = 0.01
     tolerance_rad: Positive = 0.05

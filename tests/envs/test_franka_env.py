@@ -493,6 +493,9 @@ def test_a_workcell_is_a_file_and_values_replace_its_own(tmp_path):
     [
         ({"adress": "1"}, "address"),
         ({"limits": {"speed_m_s": 0}}, "limits.speed_m_s"),
+        ({"reset": {"speed_m_s": 0.9}}, "reset.speed_m_s.*0.85"),
+        ({"reset": {"turn_rad_s": 1.3}}, "reset.turn_rad_s.*1.25"),
+        ({"reset": {"joint_dynamics": 0.2}}, "reset.joint_dynamics.*0.13"),
         ({"limits": {"workspace_low": (0.4, 0, 0)}}, "reset.position"),
         ({"limits": {"step_m": 0.2}}, "call"),
         ({"cameras": [{"key": "video.image", "serial": "1"}]}, "video.wrist_image"),

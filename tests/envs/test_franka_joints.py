@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.driver_process import DisconnectedError
+from dzrobot.envs.emulators.kinematics import ARMS, describe
 from dzrobot.envs.emulators.scenes import SECOND_EXTERIOR, SERIALS
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward, pose_and_jacobian
 from dzrobot.envs.franka.drivers.dry_run import DryRunArm
@@ -22,6 +23,8 @@ from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, JointSpace,
 from dzrobot.envs.franka.motion.reach import solve_joints
 from dzrobot.envs.franka.safeguards.limits import RefusalError, Workspace
 from dzrobot.envs.franka.safeguards.self_collision import collision_of
+from dzrobot.envs.franka.workcells import Space
+from dzrobot.envs.panda.poses import angle_between, distance_between
 from dzrobot.envs.panda.trajectories import JointTrajectory
 from dzrobot.errors import (
     ConfigError,
@@ -46,8 +49,8 @@ SOME = settings(max_examples=15, deadline=None, derandomize=True)
 HAND = FLANGE_TO_HAND
 
 
-def make(limits=WIDE, drive=lambda arm: arm, **values):
-    arm = FakeArm()
+def make(limits=WIDE, drive=lambda arm: arm, arm=None, **values):
+    arm = arm or FakeArm()
     config = FrankaConfig.model_validate(
         {"embodiment": "oxe_droid", "reward": {"rule": "none"}, "limits": limits, "reset": USUAL}
         | values
@@ -119,6 +122,64 @@ def test_the_hand_is_no_faster_than_it_may_be(goals):
         # What speed the joints had before is taken from them no faster than they may brake.
         assert np.linalg.norm(twist[:3]) <= 1.1 * LIMITS.speed_m_s
         place = target
+
+
+class Coasting(FakeArm):
+    """Comes to rest only after a while; notes how fast each reference of the hand is moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+        """Meters and radians per second of every reference that is moved within some time."""
+
+    def command(self, target, over_s=0.0, speeds=None):
+        before = self._target
+        super().command(target, over_s, speeds)
+        if over_s > 0 and self.space is Space.CARTESIAN:
+            ways = distance_between(before, target), angle_between(before, target)
+            self.asked.append(np.array(ways) / over_s)
+
+    def stop(self):
+        super().stop()
+        if self.space is not Space.CARTESIAN:
+            self.joints = self.joints + 0.3 * self._joint_speeds
+            self.pose = forward(self.joints, self._hand)
+
+
+@SOME
+@given(
+    st.lists(JOINTS, min_size=1, max_size=3), st.integers(1, 6), st.floats(0.1, 0.85),
+    st.floats(0.3, 1.25),
+)  # fmt: skip
+def test_a_reset_of_an_arm_that_still_moves_asks_for_no_more_speed_than_it_may(
+    goals, steps, speed, turn
+):
+    arm = Coasting()
+    reset = USUAL | {"speed_m_s": speed, "turn_rad_s": turn, "timeout_s": 60.0}
+    env, _ = make(arm=arm, reset=reset)
+    env.reset()
+    for goal in goals:
+        for _ in range(steps):
+            *_, truncated, _ = env.step(to(goal))
+            if truncated:
+                env.acknowledge()
+                env.reset()
+    arm.asked.clear()
+    env.reset()
+    assert (np.max(arm.asked, axis=0) <= np.array([speed, turn]) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_no_posture_lets_the_joints_of_a_reset_turn_the_hand_until_the_arm_stops(arm):
+    described = describe(arm)
+    fastest = 0.13 * described.joint_velocity
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 7)).reshape(7, -1)
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        joints = random.uniform(described.joint_low, described.joint_high)
+        twists = pose_and_jacobian(joints, HAND)[1] @ (fastest[:, None] * signs)
+        assert np.linalg.norm(twists[:3], axis=0).max() < described.cartesian_velocity[0]
+        assert np.linalg.norm(twists[3:], axis=0).max() < described.cartesian_velocity[1]
 
 
 def test_a_goal_is_reached_and_not_overrun():

@@ -11,6 +11,7 @@ from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
 from dzrobot.envs.franka.motion.start_path import (
     check_reach,
+    check_unmoved,
     is_near,
     kept_pose,
     plan_start_path,
@@ -184,6 +185,7 @@ class Control:
                 come too near to an obstacle: then nothing has moved.
             RefusalError: something was touched, or an operator has stopped the arm.
         """
+        self._settle_at_last()
         with self._lock:
             self.check_latch()
             state = self._arm.state()
@@ -196,8 +198,12 @@ class Control:
             path = plan_start_path(state, self._joints, goal, self._config, self._collision)
             path.check_rising(state, pressed)
             self._take_over(self._cartesian)
-            self._last, self.has_traveled = kept_pose(last, state, self._config), True
+            began = self._arm.state()
+            self._last, self.has_traveled = kept_pose(last, began, self._config), True
+            # At once: moved there within one period it would ask for more speed than a reset may.
+            self._arm.command(self._last)
             self._note_action()
+            check_unmoved(state, began, self._config.limits)
         deadline = self._clock.now() + self._config.reset.timeout_s
         if path.clear is not None:
             self._move_home(path.clear, deadline)
@@ -339,12 +345,11 @@ class Control:
             self._rested_from = last
 
     def _settle_at_last(self) -> None:
-        """Wait until the arm hangs still at its last target, where it is under control."""
+        """Wait until the arm hangs still, at its last target where it is under control."""
         with self._lock:
             self.check_latch()
-            if self._last is None or not self._arm.state().controlled:
-                return
-            rested = self._space.rested(self._last)
+            state, last = self._arm.state(), self._last
+            rested = None if last is None or not state.controlled else self._space.rested(last)
             if rested is not None:
                 self._arm.command(rested.target, rested.over_s)
                 self._last = rested.target
@@ -501,14 +506,15 @@ class Control:
             self._homing = False
 
     def _settle(self) -> None:
-        """Wait until a hand that was just taken under control hangs still."""
-        deadline = self._clock.now() + _SETTLE_S
+        """Wait until the arm rests, or for a while."""
+        deadline, state = self._clock.now() + _SETTLE_S, self._arm.state()
         while self._clock.now() < deadline:
             with self._lock:
                 self.check_latch()
                 self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
-            if float(np.linalg.norm(self._arm.state().twist[:3])) < _SETTLED_M_S / 2:
+            before, state = state, self._arm.state()
+            if float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S / 2 and rests(before, state):
                 return
 
     def _check_deadline(self, deadline_s: float) -> None:

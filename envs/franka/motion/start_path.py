@@ -6,13 +6,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dzrobot.envs.franka.arm_model import forward
-from dzrobot.envs.franka.franka_config import FrankaConfig, GripperConfig, ResetConfig
+from dzrobot.envs.franka.franka_config import (
+    FrankaConfig,
+    GripperConfig,
+    LimitsConfig,
+    ResetConfig,
+)
 from dzrobot.envs.franka.motion.reach import JointBox, solve_within
 from dzrobot.envs.franka.operator.operator import ArmPhase, Consent
 from dzrobot.envs.franka.safeguards.limits import Abort, RefusalError
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision
 from dzrobot.envs.franka.workcells import Clock, GripperDevice
-from dzrobot.envs.panda.poses import Array, between, distance_between, pose_difference
+from dzrobot.envs.panda.poses import (
+    Array,
+    angle_between,
+    between,
+    distance_between,
+    pose_difference,
+)
 from dzrobot.envs.panda.state import ArmState, GripperState, Mode
 from dzrobot.errors import RobotError
 
@@ -113,6 +124,29 @@ def check_reach(state: ArmState, goal: Array, reset: ResetConfig) -> None:
         )
 
 
+def check_unmoved(planned: ArmState, state: ArmState, limits: LimitsConfig) -> None:
+    """Check that the arm is where its way to the start was planned from.
+
+    Args:
+        planned: What the way was planned from.
+        state: Where the arm is when it begins to go that way.
+        limits: Of a controller's first target.
+
+    Raises:
+        RobotError: it has moved since.
+    """
+    moved, turned = (
+        distance_between(planned.pose, state.pose),
+        angle_between(planned.pose, state.pose),
+    )
+    if not (moved <= limits.first_m and turned <= limits.first_rad):
+        raise RobotError(
+            f"the arm moved by {moved:.3f} m and {turned:.2f} rad while its way to the start was "
+            f"planned; allowed are {limits.first_m} m and {limits.first_rad} rad: look at what "
+            "moves it, and reset again"
+        )
+
+
 def kept_pose(last: Array | None, state: ArmState, config: FrankaConfig) -> Array:
     """Return the last target of the hand (4, 4) where it hangs near that, else where it is.
 
@@ -120,7 +154,9 @@ def kept_pose(last: Array | None, state: ArmState, config: FrankaConfig) -> Arra
     """
     if last is None or last.ndim != 2:
         return state.pose
-    return last if distance_between(last, state.pose) <= config.limits.first_m else state.pose
+    limits = config.limits
+    near = distance_between(last, state.pose) <= limits.first_m
+    return last if near and angle_between(last, state.pose) <= limits.first_rad else state.pose
 
 
 def is_near(joints: Array, state: ArmState, reset: ResetConfig) -> bool:
