@@ -541,6 +541,22 @@ def test_a_camera_that_sends_nothing_is_restarted_once_and_then_named(restarts, 
     assert camera.process.calls.count("restart_device") == 1
 
 
+class Short(FakeArm):
+    """Its hand stops a little below wherever it is to rise to."""
+
+    def command(self, target, over_s=0.0, speeds=None):
+        if target[2, 3] > HOME[2, 3] + 1e-6:
+            target = target.copy()
+            target[2, 3] -= 0.015
+        super().command(target, over_s, speeds)
+
+
+def test_a_hand_that_rises_a_little_less_than_it_was_to_goes_on_to_its_start():
+    arm = away(Short)
+    make(arm).reset()
+    np.testing.assert_allclose(arm.state().pose, HOME, atol=1e-9)
+
+
 @pytest.fixture(scope="module")
 def emulated(cell):
     need_libraries()

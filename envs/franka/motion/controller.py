@@ -207,12 +207,18 @@ class Control:
         deadline = self._clock.now() + self._config.reset.timeout_s
         if path.clear is not None:
             self._move_home(path.clear, deadline)
-        self._move_to(path.lifted, deadline)
+        limits, reset = self._config.limits, self._config.reset
+        # Beside a singularity friction holds a risen hand a little off, from where it goes on well.
+        near_m, near_rad = (
+            max(limits.first_m, reset.tolerance_m),
+            max(limits.first_rad, reset.tolerance_rad),
+        )
+        self._move_to(path.lifted, deadline, near_m, near_rad)
         if risen is not None:
             risen()
         if self._joints is not None:
             self._move_home(self._joints, deadline)
-        self._move_to(goal, deadline)
+        self._move_to(goal, deadline, reset.tolerance_m, reset.tolerance_rad)
 
     def apply(self, action: Array, state: ArmState) -> LimitedTarget:
         """Command what the limits leave of an action's motion and return it.
@@ -468,9 +474,9 @@ class Control:
                 self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
 
-    def _move_to(self, waypoint: Array, deadline_s: float) -> None:
-        """Bring the hand to a pose."""
-        while not self._arrived(waypoint):
+    def _move_to(self, waypoint: Array, deadline_s: float, meters: float, radians: float) -> None:
+        """Bring the hand to a pose, as near as that."""
+        while not self._arrived(waypoint, meters, radians):
             self._check_deadline(deadline_s)
             self._travel_step(waypoint)
 
@@ -524,13 +530,13 @@ class Control:
                 f"{unfinished(self._arm.state(), self._config.limits)}"
             )
 
-    def _arrived(self, goal: Array) -> bool:
-        reset, target = self._config.reset, self._last
+    def _arrived(self, goal: Array, meters: float, radians: float) -> bool:
+        target = self._last
         if target is None or distance_between(target, goal) > 1e-9:
             return False
         state = self._arm.state()
-        close = distance_between(state.pose, goal) <= reset.tolerance_m
-        turned = angle_between(state.pose, goal) <= reset.tolerance_rad
+        close = distance_between(state.pose, goal) <= meters
+        turned = angle_between(state.pose, goal) <= radians
         return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
 
     def _travel_step(self, goal: Array) -> None:
