@@ -10,12 +10,16 @@ import numpy as np
 from dzrobot.envs.franka.franka_config import FrankaConfig
 from dzrobot.envs.franka.motion.action_spaces import CartesianSpace, TargetSpace
 from dzrobot.envs.franka.motion.start_path import (
+    arrived_within,
     check_reach,
     check_unmoved,
+    hangs_still,
+    is_at,
     is_near,
     kept_pose,
     plan_start_path,
     rests,
+    risen_within,
 )
 from dzrobot.envs.franka.safeguards.arm_check import (
     check_resting,
@@ -37,7 +41,6 @@ from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collisi
 from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
 from dzrobot.envs.panda.poses import (
     Array,
-    angle_between,
     distance_between,
     towards,
 )
@@ -46,7 +49,6 @@ from dzrobot.errors import RobotError, StoppedError
 
 _log = logging.getLogger(__name__)
 
-_SETTLED_M_S = 0.01
 _SETTLE_S = 2.0
 _LATE = 1.5
 """Periods without a target after which a reference has begun to come to rest by itself."""
@@ -207,18 +209,12 @@ class Control:
         deadline = self._clock.now() + self._config.reset.timeout_s
         if path.clear is not None:
             self._move_home(path.clear, deadline)
-        limits, reset = self._config.limits, self._config.reset
-        # Beside a singularity friction holds a risen hand a little off, from where it goes on well.
-        near_m, near_rad = (
-            max(limits.first_m, reset.tolerance_m),
-            max(limits.first_rad, reset.tolerance_rad),
-        )
-        self._move_to(path.lifted, deadline, near_m, near_rad)
+        self._move_to(path.lifted, deadline, risen_within(self._config))
         if risen is not None:
             risen()
         if self._joints is not None:
             self._move_home(self._joints, deadline)
-        self._move_to(goal, deadline, reset.tolerance_m, reset.tolerance_rad)
+        self._move_to(goal, deadline, arrived_within(self._config.reset))
 
     def apply(self, action: Array, state: ArmState) -> LimitedTarget:
         """Command what the limits leave of an action's motion and return it.
@@ -474,9 +470,9 @@ class Control:
                 self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
 
-    def _move_to(self, waypoint: Array, deadline_s: float, meters: float, radians: float) -> None:
-        """Bring the hand to a pose, as near as that."""
-        while not self._arrived(waypoint, meters, radians):
+    def _move_to(self, waypoint: Array, deadline_s: float, within: tuple[float, float]) -> None:
+        """Bring the hand to a pose, as near as that (m and rad)."""
+        while not self._arrived(waypoint, within):
             self._check_deadline(deadline_s)
             self._travel_step(waypoint)
 
@@ -520,7 +516,7 @@ class Control:
                 self._note_action()
             self._clock.sleep_until(self._clock.now() + self._config.period_s)
             before, state = state, self._arm.state()
-            if float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S / 2 and rests(before, state):
+            if hangs_still(before, state):
                 return
 
     def _check_deadline(self, deadline_s: float) -> None:
@@ -530,19 +526,14 @@ class Control:
                 f"{unfinished(self._arm.state(), self._config.limits)}"
             )
 
-    def _arrived(self, goal: Array, meters: float, radians: float) -> bool:
+    def _arrived(self, goal: Array, within: tuple[float, float]) -> bool:
         target = self._last
-        if target is None or distance_between(target, goal) > 1e-9:
-            return False
-        state = self._arm.state()
-        close = distance_between(state.pose, goal) <= meters
-        turned = angle_between(state.pose, goal) <= radians
-        return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
+        commanded = target is not None and distance_between(target, goal) <= 1e-9
+        return commanded and is_at(goal, self._arm.state(), within)
 
     def _travel_step(self, goal: Array) -> None:
         """Advance the moving target by one period."""
-        reset, period = self._config.reset, self._config.period_s
-        limits = self._config.limits
+        reset, limits, period = self._config.reset, self._config.limits, self._config.period_s
         with self._lock:
             self.check_commanded()
             target = self._last

@@ -27,7 +27,7 @@ from dzrobot.envs.panda.poses import (
 from dzrobot.envs.panda.state import ArmState, GripperState, Mode
 from dzrobot.errors import RobotError
 
-_SETTLED_RAD_S = 0.02
+_SETTLED_M_S, _SETTLED_RAD_S = 0.01, 0.02
 _STEP_M = 0.01
 _STEP_RAD = 0.03
 _FEWEST_STEPS = 10
@@ -173,6 +173,33 @@ def rests(before: ArmState, state: ArmState) -> bool:
     passed = state.robot_time_s - before.robot_time_s
     moved = float(np.abs(state.joints - before.joints).max())
     return passed > 0 and moved < _SETTLED_RAD_S * passed
+
+
+def hangs_still(before: ArmState, state: ArmState) -> bool:
+    """Return whether the hand hangs still and no joint moved between two states."""
+    return float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S / 2 and rests(before, state)
+
+
+def arrived_within(reset: ResetConfig) -> tuple[float, float]:
+    """Return how near the hand is brought to its start (m and rad)."""
+    return reset.tolerance_m, reset.tolerance_rad
+
+
+def risen_within(config: FrankaConfig) -> tuple[float, float]:
+    """Return how near the hand is brought to where it rises to (m and rad).
+
+    Beside a singularity friction holds it a little off, from where it goes on well.
+    """
+    limits, (meters, radians) = config.limits, arrived_within(config.reset)
+    return max(limits.first_m, meters), max(limits.first_rad, radians)
+
+
+def is_at(goal: Array, state: ArmState, within: tuple[float, float]) -> bool:
+    """Return whether the hand rests at ``goal`` (4, 4), as near as ``within`` (m and rad)."""
+    meters, radians = within
+    close = distance_between(state.pose, goal) <= meters
+    turned = angle_between(state.pose, goal) <= radians
+    return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
 
 
 def lifted_pose(pose: Array, goal: Array, config: FrankaConfig) -> Array:
