@@ -39,11 +39,7 @@ from dzrobot.envs.franka.safeguards.limits import (
 )
 from dzrobot.envs.franka.safeguards.self_collision import SelfCollision, collision_on_the_way
 from dzrobot.envs.franka.workcells import Arm, Clock, ControllerEndedError
-from dzrobot.envs.panda.poses import (
-    Array,
-    distance_between,
-    towards,
-)
+from dzrobot.envs.panda.poses import Array, distance_between, towards
 from dzrobot.envs.panda.state import ArmState, Mode, in_action_axes
 from dzrobot.errors import RobotError, StoppedError
 
