@@ -18,6 +18,8 @@ from dzrobot.progress import progress_bar
 from dzrobot.training.bench.document import (
     OPENING,
     PARTS,
+    PROFILED,
+    REPEATS,
     WHOLE,
     BenchComparison,
     BenchResult,
@@ -64,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", type=flags.names, metavar="a,b", help=f"of {','.join(PARTS)} (default: all)"
     )
     parser.add_argument(
-        "--repeats", type=flags.whole(1, 10_000), help="measurements of each thing (default: 10)"
+        "--repeats",
+        type=flags.whole(1, 10_000),
+        help=f"measurements of each thing (default: {REPEATS}, with --profile {PROFILED})",
     )
     parser.add_argument(
         "--checkpoint",
@@ -152,6 +156,8 @@ def run(args: argparse.Namespace) -> int:
     if args.pairs is not None and (args.against is None or args.against.is_file()):
         raise ConfigError("--pairs needs --against TREE: a finished result cannot be run again")
     given["device"] = chosen_device(str(given.get("device", "auto")))
+    if args.profile:
+        given.setdefault("repeats", PROFILED)
     settings = validated(given, BenchSettings, "the flags", ConfigError)
     if settings.films is not None and "data" not in settings.parts:
         raise ConfigError("--films belongs to the part data: add it to --parts, or leave it out")

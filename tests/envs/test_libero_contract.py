@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import warnings
+from itertools import product
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,14 +20,19 @@ CASES = {
     "lift": ("dzrobot/lift-v0", {}),
     "libero": ("dzrobot/libero_spatial-v0", {"task_id": 5}),
 }
+OTHERS = {
+    suite: (f"dzrobot/libero_{suite}-v0", {"task_id": 2})
+    for suite in ("object", "goal", "10", "90")
+}
+"""Suites that one property is tested for besides."""
 
 
 @pytest.fixture(params=CASES, scope="module")
 def case(request):
     pytest.importorskip("robosuite", reason="no simulator: pip install -e '.[libero]'")
-    if request.param == "libero":
+    if request.param != "lift":
         request.getfixturevalue("libero_assets")
-    return CASES[request.param]
+    return {**CASES, **OTHERS}[request.param]
 
 
 @pytest.fixture
@@ -164,9 +170,16 @@ def mapped():
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param("lift", marks=pytest.mark.long), "libero"], indirect=True, scope="module",
+    ("case", "resets"),
+    [
+        ("libero", 2),
+        *(
+            pytest.param(name, resets, marks=pytest.mark.long)
+            for name, resets in (("lift", 2), ("lift", 50), ("libero", 50), *product(OTHERS, [6]))
+        ),
+    ],
+    indirect=["case"], scope="module",
 )  # fmt: skip
-@pytest.mark.parametrize("resets", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_a_scene_that_begins_again_is_one_that_is_compiled_anew(shared, monkeypatch, resets):
     """And a scene that is closed is given back: with 1 GB each mapped, a process cannot fork."""
     from robosuite.utils.binding_utils import MjSim

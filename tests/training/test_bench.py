@@ -22,6 +22,7 @@ from dzrobot.rollout.protocol import plan_episodes
 from dzrobot.training.bench import pace
 from dzrobot.training.bench.acting import _shares, chunk_times, measure_eval, measure_policy
 from dzrobot.training.bench.document import (
+    EPISODES,
     OPENING,
     PARTS,
     BenchResult,
@@ -44,7 +45,13 @@ from dzrobot.training.bench.learning import (
     beside_exact,
     beside_lerobot,
 )
-from dzrobot.training.bench.processes import other_build, own_build, paired_ratios, unpaired_ratios
+from dzrobot.training.bench.processes import (
+    other_build,
+    own_build,
+    paired_ratios,
+    run_part,
+    unpaired_ratios,
+)
 from dzrobot.training.bench.stepping import measure_env
 from dzrobot.training.bench.worker import MODULES, machine_of
 from dzrobot.training.run.initial_weights import open_initial_weights
@@ -307,6 +314,32 @@ def test_a_tree_that_cannot_measure_is_refused(tmp_path):
     (tmp_path / "dzrobot/__init__.py").touch()
     with pytest.raises(ConfigError, match="too old to be measured"):
         other_build(tmp_path)
+
+
+def test_a_process_that_measures_says_how_far_it_is(tmp_path, monkeypatch):
+    """A build in another tree: its own process reads the settings, and writes what it found."""
+    package = tmp_path / "dzrobot/training/bench"
+    package.mkdir(parents=True)
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()
+    found = part(chunk=(1.0,)).model_copy(update={"tree": str(tmp_path)})
+    (tmp_path / "found.json").write_text(found.model_dump_json())
+    (package / "worker.py").write_text(
+        "import os, shutil, sys\n"
+        "assert sys.stdin.read()\n"
+        "assert os.environ['DZROBOT_CACHE'] == 'of the user', 'assets of simulators are there'\n"
+        "print('a warning', file=sys.stderr)\n"
+        f"print('{EPISODES}: 3 of 9, 0:01:00 left', file=sys.stderr)\n"
+        f"shutil.copy({str(tmp_path / 'found.json')!r}, sys.argv[3])\n"
+    )
+    monkeypatch.setenv("DZROBOT_CACHE", "of the user")
+    said = []
+    result = run_part(other_build(tmp_path), "eval", QUICK, said.append, "measuring")
+    assert result == found
+    assert said == ["measuring", f"measuring, {EPISODES}: 3 of 9, 0:01:00 left"]
+    (package / "worker.py").write_text("import sys\nsys.exit('no such thing')\n")
+    with pytest.raises(ConfigError, match=r"ended with code 1:\nno such thing"):
+        run_part(other_build(tmp_path), "eval", QUICK, said.append, "measuring")
 
 
 def test_the_table_shows_percentiles_and_what_was_left_out(capsys):

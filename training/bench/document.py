@@ -22,6 +22,12 @@ PARTS: tuple[Part, ...] = get_args(Part)
 OPENING, WHOLE = "opening a task", "an episode"
 """Measurements of a profile that are not parts of an episode."""
 
+REPEATS, PROFILED = 10, 4
+"""How often everything is measured by default; of a profile, whose episodes take minutes."""
+
+EPISODES = "episodes"
+"""How a line begins in which the process that measures says how far it is."""
+
 LARGEST = 2**20
 """Bytes of a document; one with a thousand repeats has fewer."""
 
@@ -34,7 +40,7 @@ class BenchSettings(FrozenConfig):
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = PARTS
     """Which parts."""
 
-    repeats: Annotated[int, Field(ge=1, le=10_000)] = 10
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = REPEATS
     """How often each thing is measured in one process."""
 
     checkpoint: str | None = None

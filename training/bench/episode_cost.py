@@ -4,6 +4,7 @@ The page is counted with it, as what it shows is decoded when it is written.
 """
 
 import importlib
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import gymnasium as gym
 from dzrobot.errors import ConfigError, counted, find
 from dzrobot.policies.base import Action, Ask, Observations, Plan
 from dzrobot.policies.wrapping import Wrapper
+from dzrobot.progress import progress_bar
 from dzrobot.registration import SUITES
 from dzrobot.rollout.environment import KeptEnvironment
 from dzrobot.rollout.evaluation.comparison import read_results
@@ -29,7 +31,13 @@ from dzrobot.rollout.pages.write import write_page
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec, plan_episodes
 from dzrobot.rollout.records import RecordFile
-from dzrobot.training.bench.document import OPENING, WHOLE, BenchSettings, Measurement
+from dzrobot.training.bench.document import (
+    EPISODES,
+    OPENING,
+    WHOLE,
+    BenchSettings,
+    Measurement,
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -218,11 +226,12 @@ def measure_episodes(settings: BenchSettings, folder: Path) -> tuple[list[Measur
     opened = prepare(EvaluationRequest(spec=measured, policy=_policy(settings)))
     cases = plan_episodes(whole)
     tasks = len({(case.env, case.task_id) for case in cases})
-    # What is built once in a process is not an episode's.
-    _run(opened, folder / "ahead", "all", Account(), first=True)
-    costs = {
-        form: _run(opened, folder / videos, videos, Account()) for form, videos in FORMS.items()
-    }
+    with _episodes_shown(1 + len(FORMS) * len(opened.plan.cases)) as ended:
+        # What is built once in a process is not an episode's.
+        _run(opened, folder / "ahead", "all", ended, first=True)
+        costs = {
+            form: _run(opened, folder / videos, videos, ended) for form, videos in FORMS.items()
+        }
     found = []
     for form, cost in costs.items():
         for part in (OPENING, *EPISODE_PARTS, *PAGE_PARTS):
@@ -253,18 +262,28 @@ def _policy(settings: BenchSettings) -> PolicySpec:
     return named if settings.checkpoint is None else replace(named, name=settings.checkpoint)
 
 
+@contextmanager
+def _episodes_shown(total: int) -> Iterator[Callable[[], None]]:
+    """Yield what is called after each of ``total`` episodes, and says how long the rest takes."""
+    done = itertools.count(1)
+    with progress_bar(EPISODES, every=10) as show:
+        show(0, total)
+        yield lambda: show(next(done), total)
+
+
 def _run(
-    opened: Opened, folder: Path, videos: Wanted, account: Account, *, first: bool = False
+    opened: Opened, folder: Path, videos: Wanted, ended: Callable[[], None], *, first: bool = False
 ) -> FormCost:
     """Run the episodes of a plan and write their page; with ``first``, only the first episode."""
-    episodes: list[dict[str, float]] = []
+    account, episodes = Account(), list[dict[str, float]]()
 
-    def ended(far: EvalProgress) -> None:
+    def mark(far: EvalProgress) -> None:
         if far.record is not None and far.record.error is not None:
             raise ConfigError(f"an episode failed: {far.record.error}")
         found = account.settle()
         if far.record is not None:
             episodes.append(found)
+            ended()
 
     only = frozenset({opened.plan.cases[0].name}) if first else None
     kept = KeptEnvironment(lambda env: _CountedEnvironment(env, account))
@@ -272,7 +291,7 @@ def _run(
     counted_policy = replace(opened, policy=_Counted(opened.policy, account))
     try:
         with _counting(account):
-            evaluate(counted_policy, folder, options, ended)
+            evaluate(counted_policy, folder, options, mark)
     finally:
         kept.close()
     account.settle()

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.importing import required
 from dzrobot.progress import Show
 from dzrobot.training.bench.document import (
+    EPISODES,
     LARGEST,
     BenchComparison,
     BenchResult,
@@ -80,8 +82,8 @@ def measure_build(settings: BenchSettings, show: Show) -> BenchResult:
     """
     found: dict[Part, PartResult] = {}
     for index, part in enumerate(settings.parts):
-        show(index, len(settings.parts), f"measuring: {part}")
-        found[part] = run_part(own_build(), part, settings)
+        say = partial(show, index, len(settings.parts))
+        found[part] = run_part(own_build(), part, settings, say, f"measuring: {part}")
     return BenchResult(settings=settings, parts=found)
 
 
@@ -121,8 +123,8 @@ def compare_with_tree(
             for side, build in enumerate(builds):
                 done = (number * len(settings.parts) + index) * 2 + side
                 text = f"round {number + 1} of {pairs}: {part}, {build.name}"
-                show(done, 2 * pairs * len(settings.parts), text)
-                found[side][part] = run_part(build, part, settings)
+                say = partial(show, done, 2 * pairs * len(settings.parts))
+                found[side][part] = run_part(build, part, settings, say, text)
         for side, parts in enumerate(found):
             rounds[side].append(parts)
     return BenchComparison(
@@ -131,27 +133,36 @@ def compare_with_tree(
     )  # fmt: skip
 
 
-def run_part(build: Build, part: Part, settings: BenchSettings) -> PartResult:
+def run_part(
+    build: Build, part: Part, settings: BenchSettings, say: Callable[[str], None], text: str
+) -> PartResult:
     """Return what a new process of ``build`` measures of one part.
+
+    Args:
+        build: What the process imports.
+        part: Name of the part.
+        settings: What is measured, and for how long.
+        say: Called with ``text``, and with it and how far the process is once it says so.
+        text: What is being measured.
 
     Raises:
         ConfigError: it cannot be measured, or the process ran another build.
     """
+    say(text)
     with tempfile.TemporaryDirectory(prefix="dzrobot-bench-") as name:
         target = Path(name) / "result.json"
         # Without -P, a tree in the current folder would come before the one that is asked for.
         command = [sys.executable, "-P", "-m", _WORKER, part, name, str(target)]
-        done = subprocess.run(
-            # A tree from before a setting takes the others.
-            command, input=settings.model_dump_json(exclude_none=True), capture_output=True,
-            text=True, check=False, env=_environment(build, settings, Path(name)),
-        )  # fmt: skip
-        if done.returncode == FAULT:
-            raise ConfigError(f"{part}, {build.name}: {_last(done.stderr)}")
-        if done.returncode != 0:
+        # A tree from before a setting takes the others.
+        given = settings.model_dump_json(exclude_none=True)
+        env = _environment(build, part, settings, Path(name))
+        code, said = _run(command, given, env, say, text)
+        if code == FAULT:
+            raise ConfigError(f"{part}, {build.name}: {_last(said)}")
+        if code != 0:
             raise ConfigError(
-                f"{part}, {build.name}: the process that measures ended with code "
-                f"{done.returncode}:\n{_last(done.stderr)}"
+                f"{part}, {build.name}: the process that measures ended with code {code}:\n"
+                f"{_last(said)}"
             )
         result = read_json(target, PartResult, ConfigError, largest=LARGEST)
     if Path(result.tree).resolve() != build.tree:
@@ -162,11 +173,38 @@ def run_part(build: Build, part: Part, settings: BenchSettings) -> PartResult:
     return result
 
 
-def _environment(build: Build, settings: BenchSettings, folder: Path) -> dict[str, str]:
+def _run(
+    command: Sequence[str], given: str, env: dict[str, str], say: Callable[[str], None], text: str
+) -> tuple[int, str]:
+    """Run ``command``; return its exit code and what it wrote to standard error."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True, env=env
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        said = []
+        try:
+            # One that ended at once says why.
+            with suppress(BrokenPipeError):
+                process.stdin.write(given)
+                process.stdin.close()
+            for line in process.stderr:
+                said.append(line)
+                if line.startswith(f"{EPISODES}: "):
+                    say(f"{text}, {line.strip()}")
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, "".join(said)
+
+
+def _environment(build: Build, part: Part, settings: BenchSettings, folder: Path) -> dict[str, str]:
     paths = [str(build.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if settings.recipe is None:
-        # Recordings are made up: what is kept of them need not outlive the run.
+    if settings.recipe is None and part in ("train", "data"):
+        # Recordings are made up: what is kept of them need not outlive the run. A simulator finds
+        # its assets in the cache.
         own["DZROBOT_CACHE"] = str(folder / "cache")
     return own
 
