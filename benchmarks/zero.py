@@ -4,6 +4,11 @@
         --episodes 6 --hold-steps 8 --output demonstrations
     python benchmarks/zero.py demonstrations results
 
+    dzrobot collect --env dzrobot/libero_object-v0 --env-arg task_id=2 --env-arg resolution=128 \
+        --embodiment libero_mini --episodes 4 --starts 0-3 --hold-steps 8 --max-steps 280 \
+        --output of_libero
+    python benchmarks/zero.py of_libero results_libero --world libero
+
 Faults are put between environment, data and the bundled policy by code of this file alone: data
 are rewritten on disk, checkpoints edited, environments and policies wrapped. ``results/zero.jsonl``
 gets a line for each; the same command again runs what is missing. A fault that is harmless to this
@@ -15,7 +20,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +123,7 @@ def _gripper(action):
 
 
 class FaultyEnv(gym.Wrapper):
-    """Lift with one fault in what is seen, or in what is done."""
+    """An environment with one fault in what is seen, or in what is done."""
 
     takes_missing_frames = True
 
@@ -167,11 +172,33 @@ def lift(  # noqa: PLR0913 - keyword arguments of gym.make
     render_mode: str | None = None,
 ):
     """Make Lift with a fault; ``--env benchmarks.zero:lift --env-arg fault=NAME``."""
+    return _faulty(
+        "dzrobot/lift-v0", fault, resolution=resolution, settle_steps=settle_steps,
+        cameras=cameras, stop_on_success=stop_on_success,
+    )  # fmt: skip
+
+
+def libero(  # noqa: PLR0913 - keyword arguments of gym.make
+    *,
+    fault: str = "",
+    task_id: int = 2,
+    resolution: int = 128,
+    settle_steps: int = 10,
+    cameras: bool = True,
+    stop_on_success: bool = True,
+    render_mode: str | None = None,
+):
+    """Make a task of ``libero_object`` with a fault; ``--env benchmarks.zero:libero``."""
+    return _faulty(
+        "dzrobot/libero_object-v0", fault, resolution=resolution, settle_steps=settle_steps,
+        cameras=cameras, stop_on_success=stop_on_success, task_id=task_id,
+    )  # fmt: skip
+
+
+def _faulty(name, fault, *, cameras, **given):
     env = gym.make(
-        "dzrobot/lift-v0", disable_env_checker=True, resolution=resolution,
-        settle_steps=settle_steps, cameras=cameras, stop_on_success=stop_on_success,
-        max_episode_steps=10**6,
-    ).unwrapped  # fmt: skip
+        name, disable_env_checker=True, cameras=cameras, max_episode_steps=10**6, **given
+    ).unwrapped
     drawn = fault in ("images 3 steps late", "static camera")
     return (DrawingEnv if drawn and cameras else FaultyEnv)(env, fault)
 
@@ -241,18 +268,66 @@ ROWS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _policy():
-    options = PolicyOptions(solver_steps=4, history="recent")
-    return DreamZeroPolicy.from_pretrained(default_checkpoint(), options=options)
+@dataclass(frozen=True)
+class World:
+    """Where faults are put."""
+
+    env: str
+    """Factory of it, in this file."""
+
+    task: str
+    """Name of the bundled checkpoint that acts there."""
+
+    other: str
+    """Name of the one that was trained on something else."""
+
+    history: str
+    faults: tuple[str, ...] | None = None
+    """Names of those that are put there; None: all."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Return how its policy acts."""
+        return ["--solver-steps", "4", "--history", self.history]
+
+    def chosen(self, faults: "Sequence[Fault]") -> "list[Fault]":
+        """Return those of ``faults`` that are put here, in the order in which they are run."""
+        by_name = {one.name: one for one in faults}
+        return [by_name[name] for name in self.faults or by_name]
 
 
-for _number, _rows in enumerate(ROWS.values()):
-    globals()[f"policy_{_number}"] = lambda robot, rows=_rows: Convention(_policy(), rows)
+WORLDS = {
+    "lift": World("lift", "lift", "libero_object", "recent"),
+    "libero": World(
+        "libero", "libero_object", "lift", "off",
+        (
+            "none", "upside down", "gripper sign in data", "cameras swapped", "wrist black",
+            "half resolution", "crop", "state rotation reversed",
+            "mean and deviation as quantiles", "another task's checkpoint",
+            "x and y exchanged in data", "whole plan executed", "state position in mm",
+        ),
+    ),
+}  # fmt: skip
+"""The faults of LIBERO were chosen before any was run there."""
+
+
+def _policy(world):
+    options = PolicyOptions(solver_steps=4, history=world.history)
+    return DreamZeroPolicy.from_pretrained(default_checkpoint(world.task), options=options)
+
+
+def _conventional(world, rows):
+    return lambda robot: Convention(_policy(world), rows)
+
+
+for _name, _world in WORLDS.items():
+    for _number, _rows in enumerate(ROWS.values()):
+        globals()[f"{_name}_policy_{_number}"] = _conventional(_world, _rows)
 
 
 def blindfold(robot):
     """Make a policy that turns its images."""
-    return Blindfold(_policy())
+    return Blindfold(_policy(WORLDS["lift"]))
 
 
 def rewrite(data: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
@@ -304,9 +379,9 @@ STATISTICS = {
 }
 
 
-def edited(folder: Path, name: str) -> Path:
+def edited(folder: Path, name: str, world: World) -> Path:
     """Write the bundled checkpoint without its passport, edited."""
-    source = default_checkpoint("libero_object" if name == "another task's checkpoint" else "lift")
+    source = default_checkpoint(world.other if name == "another task's checkpoint" else world.task)
     left = shutil.ignore_patterns("libero_object", "dzrobot_passport.json", "*.py", "__pycache__")
     shutil.copytree(source, folder, ignore=left)
     if name in STATISTICS:
@@ -368,22 +443,22 @@ FAULTS = (
 )  # fmt: skip
 
 
-def command(fault: Fault, data: Path, work: Path) -> list[str]:
+def command(fault: Fault, world: World, data: Path, work: Path) -> list[str]:
     """Return the arguments of ``dzrobot`` for a fault, once it is put."""
     name, folder = fault.name, work / fault.name.replace(" ", "_").replace("'", "")
     shutil.rmtree(folder, ignore_errors=True)
-    env = ["--env", "benchmarks.zero:lift", "--env-arg", f"fault={json.dumps(name)}"]
-    policy = ["--checkpoint", str(default_checkpoint()), "--solver-steps", "4"]
+    env = ["--env", f"benchmarks.zero:{world.env}", "--env-arg", f"fault={json.dumps(name)}"]
+    policy = ["--checkpoint", str(default_checkpoint(world.task)), *world.flags]
     if name in ROWS:
         number = list(ROWS).index(name)
         policy, data = (
-            ["--policy", f"benchmarks.zero:policy_{number}", *ROBOT],
+            ["--policy", f"benchmarks.zero:{world.env}_policy_{number}", *ROBOT],
             rewrite(data, folder, ROWS[name]),
         )
     elif name == "policy turns its images":
         policy = ["--policy", "benchmarks.zero:blindfold", *ROBOT]
     elif name in (*STATISTICS, "random weights", "another task's checkpoint"):
-        policy = ["--checkpoint", str(edited(folder, name)), "--solver-steps", "4"]
+        policy = ["--checkpoint", str(edited(folder, name, world)), *world.flags]
     elif name == "whole plan executed":
         policy += ["--execute", "8"]
     elif name == "no settle steps":
@@ -429,6 +504,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--world", choices=list(WORLDS), default="lift")
     parser.add_argument("--only", nargs="*", default=None, help="names of faults")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
     parser.add_argument(
@@ -444,13 +520,14 @@ def main() -> None:
     lines = file.read_text().splitlines() if file.exists() else []
     found_before = map(json.loads, lines)
     done = {one["fault"] for one in found_before if one["verdict"] != "not run"}
-    for fault in FAULTS:
+    world = WORLDS[given.world]
+    for fault in world.chosen(FAULTS):
         unwanted = given.only is not None and fault.name not in given.only
         if fault.name in done or unwanted or time.monotonic() - began > given.seconds:
             continue
         start, out = time.monotonic(), io.StringIO()
         with redirect_stdout(out):
-            code = run_command(command(fault, given.data, given.output))
+            code = run_command(command(fault, world, given.data, given.output))
         shown = out.getvalue().strip().splitlines()
         found = json.loads(shown[-1]) if shown and code != 2 else {}
         verdict = judged(fault, found) if found else "not run"
