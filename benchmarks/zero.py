@@ -422,7 +422,7 @@ FAULTS = (
         ("turned 180", "turned by 180"), ("cameras swapped", "recorded as"),
         ("wrist black", "one color"), ("crop", "cropped"), ("letterbox", "letterboxed"),
         ("state rotation reversed", "numbers 3, 5"), ("state position in mm", "1000 times"),
-        ("fingers exchanged", "recorded 7"), ("state zero", "0 throughout"),
+        ("fingers exchanged", "are exchanged"), ("state zero", "0 throughout"),
         ("gripper sign at env", "gripper sign"), ("whole plan executed", "--execute 8"),
         ("statistics of libero_object", "statistics"),
         ("statistics twice as wide", "statistics"), ("random weights", "weights"),
@@ -481,7 +481,8 @@ def judged(fault: Fault, found: Mapping[str, Any]) -> str:
         return "none"
     if not any(word in cause for word in fault.words for cause in [*causes, found["sentence"]]):
         return "wrong"
-    return "right" if len(causes) == 1 else "pair"
+    alone = len(causes) == 1 and ", or are " not in causes[0]
+    return "right" if alone else "pair"
 
 
 def compare_first(data: Path, starts: int) -> None:

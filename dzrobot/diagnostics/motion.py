@@ -251,11 +251,16 @@ class Motions:
             yield from conventions.axis_repairs(hand)
         if now.rotation > AGREES:
             yield from conventions.turn_repairs(hand)
+        scales = []
         for part, share, columns in (
             (0, now.translation, hand.translation), (1, now.rotation, hand.turn),
         ):  # fmt: skip
             if share > AGREES:
-                yield from self._scale(chosen, part, columns)
+                scales += self._scale(chosen, part, columns)
+        yield from scales
+        if len(scales) > 1:
+            # Each alone leaves the other, and half or double a rate mends some of both.
+            yield scales[0].then(scales[1])
         if now.translation > AGREES:
             yield from conventions.motion_repairs(hand, reading)
 

@@ -294,6 +294,13 @@ def fit_states(
     return StateFit(deviations=float(worst.max()), words=words)
 
 
+def _holding(words: str) -> str:
+    return f"hold {words} what was recorded"
+
+
+_NEGATIVE = _holding("the negative of")
+
+
 def explain_numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
     """Return what the live numbers ``wrong`` are of recorded ones, those alike together.
 
@@ -305,8 +312,27 @@ def explain_numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArra
     """
     said: dict[str, list[int]] = {}
     for number in wrong.tolist():
-        said.setdefault(_number(recorded, live[:, number], scale, number), []).append(number)
+        words = _number(recorded, live[:, number], scale, number)
+        if words == _NEGATIVE and _are_exchanged(recorded, live, scale, number, wrong):
+            # Two fingers that hold x and -x: both changes give the same numbers.
+            words = f"{words}, or are exchanged with one another"
+        said.setdefault(words, []).append(number)
     return "; ".join(said_of(numbers, words) for words, numbers in said.items())
+
+
+def _are_exchanged(
+    recorded: Floats, live: Floats, scale: Floats, number: int, wrong: NDArray[np.intp]
+) -> bool:
+    """Return whether a number and another of those in ``wrong`` hold each other's values."""
+
+    def apart(mine: int, theirs: int) -> float:
+        return float(np.abs(live[:, mine] - recorded[:, theirs]).max() / scale[mine])
+
+    return any(
+        max(apart(number, other), apart(other, number)) < _FITS_STATE
+        for other in wrong.tolist()
+        if other != number
+    )
 
 
 _SINGULAR = {"hold": "holds", "differ,": "differs,", "are": "is"}
@@ -331,7 +357,7 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
         # What is about zero is about the same in all units, and says nothing.
         told = np.abs((factor - 1) * recorded[:, number]).max() > _FITS_STATE * unit
         if told and off(factor * recorded[:, number], abs(factor) * scale[number]) < _FITS_STATE:
-            return f"hold {words} what was recorded"
+            return _holding(words)
     others = [
         (
             # Within this number's deviation: one that varies more fits a lot by chance.

@@ -282,6 +282,10 @@ def test_a_good_dataset_passes(good, bench):
 OWN = {
     "absolute": (acted(poses(HAND)), {"absolute instead of delta": "target poses"}),
     "rotation's scale": (acted(times(TURN, 2)), {"delta scale of the rotation": "by 0.5"}),
+    "both scales": (
+        both(acted(times(MOVE, 0.4)), acted(times(TURN, 0.4))),
+        {"delta scale of the translation, delta scale of the rotation": "action[3:6] by 2."},
+    ),
     "axes exchanged": (acted(in_order(1, 0, 2)), {"translation axes exchanged": "written y, x, z"}),
     "axes turned": (acted(in_order(1, 2, 0)), {"translation axes exchanged": "written y, z, x"}),
     "axis mirrored": (acted(times(2, -1)), {"translation mirrored": "sign of action[2]"}),

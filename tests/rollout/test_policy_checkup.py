@@ -564,3 +564,14 @@ def test_numbers_of_a_state_that_are_exchanged_are_told():
     live = rows[:, [0, 1, 2, 3, 4, 5, 7, 6]]
     words = fit_states(rows, live, np.ones(8)).words
     assert words == "number 6 holds recorded 7; number 7 holds recorded 6"
+
+
+def test_fingers_of_opposite_sign_are_told_as_negated_or_exchanged():
+    """Both changes give the same numbers."""
+    rows = np.random.default_rng(0).normal(size=(5, 8))
+    rows[:, 7] = -rows[:, 6]
+    live = rows[:, [0, 1, 2, 3, 4, 5, 7, 6]]
+    told = "hold the negative of what was recorded, or are exchanged with one another"
+    assert fit_states(rows, live, np.ones(8)).words == f"numbers 6, 7 {told}"
+    live = rows * np.array([1, 1, 1, 1, 1, 1, 1, -1])
+    assert "exchanged" not in fit_states(rows, live, np.ones(8)).words
