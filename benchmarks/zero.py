@@ -162,43 +162,23 @@ class DrawingEnv(FaultyEnv):
     takes_missing_frames = False
 
 
-def lift(  # noqa: PLR0913 - keyword arguments of gym.make
+def faulty(  # noqa: PLR0913 - keyword arguments of gym.make
     *,
+    name: str = "dzrobot/lift-v0",
     fault: str = "",
+    task_id: int | None = None,
     resolution: int = 128,
     settle_steps: int = 10,
     cameras: bool = True,
     stop_on_success: bool = True,
     render_mode: str | None = None,
 ):
-    """Make Lift with a fault; ``--env benchmarks.zero:lift --env-arg fault=NAME``."""
-    return _faulty(
-        "dzrobot/lift-v0", fault, resolution=resolution, settle_steps=settle_steps,
-        cameras=cameras, stop_on_success=stop_on_success,
-    )  # fmt: skip
-
-
-def libero(  # noqa: PLR0913 - keyword arguments of gym.make
-    *,
-    fault: str = "",
-    task_id: int = 2,
-    resolution: int = 128,
-    settle_steps: int = 10,
-    cameras: bool = True,
-    stop_on_success: bool = True,
-    render_mode: str | None = None,
-):
-    """Make a task of ``libero_object`` with a fault; ``--env benchmarks.zero:libero``."""
-    return _faulty(
-        "dzrobot/libero_object-v0", fault, resolution=resolution, settle_steps=settle_steps,
-        cameras=cameras, stop_on_success=stop_on_success, task_id=task_id,
-    )  # fmt: skip
-
-
-def _faulty(name, fault, *, cameras, **given):
+    """Make an environment with a fault; ``--env benchmarks.zero:faulty --env-arg fault=NAME``."""
     env = gym.make(
-        name, disable_env_checker=True, cameras=cameras, max_episode_steps=10**6, **given
-    ).unwrapped
+        name, disable_env_checker=True, resolution=resolution, settle_steps=settle_steps,
+        cameras=cameras, stop_on_success=stop_on_success, max_episode_steps=10**6,
+        **({} if task_id is None else {"task_id": task_id}),
+    ).unwrapped  # fmt: skip
     drawn = fault in ("images 3 steps late", "static camera")
     return (DrawingEnv if drawn and cameras else FaultyEnv)(env, fault)
 
@@ -225,16 +205,20 @@ class Convention(Wrapper):
         ]
 
 
-class Blindfold(Wrapper):
-    """A policy whose own code turns its images upside down."""
+class Turning(Wrapper):
+    """A policy whose own code turns its images."""
+
+    def __init__(self, policy, name):
+        super().__init__(policy)
+        self.turned = SEEN[name]
 
     def act_batch(self, observations, sessions):
         """Act on turned images."""
-        return super().act_batch([SEEN["upside down"](one) for one in observations], sessions)
+        return super().act_batch(list(map(self.turned, observations)), sessions)
 
     def plan(self, asks):
         """Plan on turned images."""
-        turned = [replace(one, observation=SEEN["upside down"](one.observation)) for one in asks]
+        turned = [replace(one, observation=self.turned(one.observation)) for one in asks]
         return super().plan(turned)
 
 
@@ -272,8 +256,8 @@ ROWS: Mapping[str, Callable[[Any, Any], Any]] = {
 class World:
     """Where faults are put."""
 
-    env: str
-    """Factory of it, in this file."""
+    env: tuple[str, ...]
+    """Arguments that :func:`faulty` makes it with."""
 
     task: str
     """Name of the bundled checkpoint that acts there."""
@@ -297,9 +281,9 @@ class World:
 
 
 WORLDS = {
-    "lift": World("lift", "lift", "libero_object", "recent"),
+    "lift": World((), "lift", "libero_object", "recent"),
     "libero": World(
-        "libero", "libero_object", "lift", "off",
+        ("name=dzrobot/libero_object-v0", "task_id=2"), "libero_object", "lift", "off",
         (
             "none", "upside down", "gripper sign in data", "cameras swapped", "wrist black",
             "half resolution", "crop", "state rotation reversed",
@@ -320,14 +304,19 @@ def _conventional(world, rows):
     return lambda robot: Convention(_policy(world), rows)
 
 
-for _name, _world in WORLDS.items():
+for _world in WORLDS.values():
     for _number, _rows in enumerate(ROWS.values()):
-        globals()[f"{_name}_policy_{_number}"] = _conventional(_world, _rows)
+        globals()[f"{_world.task}_policy_{_number}"] = _conventional(_world, _rows)
 
 
 def blindfold(robot):
-    """Make a policy that turns its images."""
-    return Blindfold(_policy(WORLDS["lift"]))
+    """Make a policy that turns its images upside down."""
+    return Turning(_policy(WORLDS["lift"]), "upside down")
+
+
+def of_turned_images(robot):
+    """Make a policy as it would be, had it been trained on images turned by 180 degrees."""
+    return Turning(_policy(WORLDS["lift"]), "turned 180")
 
 
 def rewrite(data: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
@@ -345,6 +334,24 @@ def rewrite(data: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
     return folder
 
 
+def turn_images(data: Path, folder: Path) -> Path:
+    """Write ``data``, which hold single images, again with all of them turned by 180 degrees."""
+    shutil.copytree(data, folder)
+    for file in sorted((folder / "data").rglob("*.parquet")):
+        table = pq.read_table(file)
+        for at, field in enumerate(table.schema):
+            if field.name.startswith("observation.images"):
+                cells = [_turned(one) for one in table[field.name].to_pylist()]
+                table = table.set_column(at, field, pa.array(cells, field.type))
+        pq.write_table(table, file)
+    return folder
+
+
+def _turned(cell):
+    image = cv2.imdecode(np.frombuffer(cell["bytes"], np.uint8), cv2.IMREAD_COLOR)
+    return {**cell, "bytes": cv2.imencode(".png", image[::-1, ::-1])[1].tobytes()}
+
+
 def _parts(statistics):
     return [part for kind in statistics.values() for part in kind.values()]
 
@@ -353,11 +360,6 @@ def _wide(statistics):
     for part in _parts(statistics):
         for name in ("q01", "q99", "min", "max"):
             part[name] = [2 * value for value in part[name]]
-
-
-def _min_max(statistics):
-    for part in _parts(statistics):
-        part["q01"], part["q99"] = part["min"], part["max"]
 
 
 def _mean_std(statistics):
@@ -374,7 +376,6 @@ def _of_libero(statistics):
 STATISTICS = {
     "statistics of libero_object": _of_libero,
     "statistics twice as wide": _wide,
-    "min and max as quantiles": _min_max,
     "mean and deviation as quantiles": _mean_std,
 }
 
@@ -439,6 +440,7 @@ FAULTS = (
         ("rotation order in data", "rotation order"),
         ("mean and deviation as quantiles", "mean"),
         ("another task's checkpoint", "other data"), ("policy turns its images", "upside down"),
+        ("images turned 180 in data", "turned by 180"),
     )),
 )  # fmt: skip
 
@@ -447,16 +449,21 @@ def command(fault: Fault, world: World, data: Path, work: Path) -> list[str]:
     """Return the arguments of ``dzrobot`` for a fault, once it is put."""
     name, folder = fault.name, work / fault.name.replace(" ", "_").replace("'", "")
     shutil.rmtree(folder, ignore_errors=True)
-    env = ["--env", f"benchmarks.zero:{world.env}", "--env-arg", f"fault={json.dumps(name)}"]
+    env = ["--env", "benchmarks.zero:faulty"]
+    for argument in (f"fault={json.dumps(name)}", *world.env):
+        env += ["--env-arg", argument]
     policy = ["--checkpoint", str(default_checkpoint(world.task)), *world.flags]
     if name in ROWS:
         number = list(ROWS).index(name)
         policy, data = (
-            ["--policy", f"benchmarks.zero:{world.env}_policy_{number}", *ROBOT],
+            ["--policy", f"benchmarks.zero:{world.task}_policy_{number}", *ROBOT],
             rewrite(data, folder, ROWS[name]),
         )
     elif name == "policy turns its images":
         policy = ["--policy", "benchmarks.zero:blindfold", *ROBOT]
+    elif name == "images turned 180 in data":
+        policy = ["--policy", "benchmarks.zero:of_turned_images", *ROBOT]
+        data = turn_images(data, folder)
     elif name in (*STATISTICS, "random weights", "another task's checkpoint"):
         policy = ["--checkpoint", str(edited(folder, name, world)), *world.flags]
     elif name == "whole plan executed":
@@ -490,7 +497,7 @@ def compare_first(data: Path, starts: int) -> None:
     robot = load_embodiment("libero_mini")
     reader = DatasetReader(data, robot, ReaderOptions(empty="count"))
     trained = trained_inputs([reader], robot)
-    env = lift()
+    env = faulty()
     firsts = [env.reset(seed=seed)[0] for seed in range(starts)]
     for name, put in {"none": lambda seen: seen, **SEEN}.items():
         began = time.perf_counter()
