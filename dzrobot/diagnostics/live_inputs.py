@@ -24,6 +24,8 @@ _LOOKS = 4
 _FEW = 1e-3
 _SAME_THROUGHOUT = "the same image throughout"
 _SAME_TURN_RAD = 0.1
+_STUDENT = (636.6, 31.6, 12.92, 8.61, 6.87, 5.96, 5.41, 5.04, 4.78, 4.59)
+"""Student's t that one of 1000 draws exceeds, by degrees of freedom from 1 on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +165,20 @@ class LiveInputs:
         deviation = self._deviation
         if not self.start_known:
             deviation = deviation + np.abs(recorded - recorded.mean(0)).max(0)
+            drawn = _by_chance(recorded, live) / variants.SAME_STATE
             recorded, live = recorded.mean(0)[None], live.mean(0)[None]
+            deviation = np.where(self._is_far(live[0]), deviation, np.maximum(deviation, drawn))
         fit = variants.fit_states(recorded, live, deviation, self._rotation)
         how = f"at most {fit.deviations:.1f} deviations apart"
         for key in keys:
             yield Compared(key=key, words=fit.words, how=how)
+
+    def _is_far(self, state: Floats) -> NDArray[np.bool_]:
+        """Return which numbers (S,) lie farther outside of all recorded rows than these reach."""
+        every = self.recording.every_state
+        low, high = every.min(0), every.max(0)
+        far: NDArray[np.bool_] = (state < 2 * low - high) | (state > 2 * high - low)
+        return far
 
     def _rotation(self, recorded: Floats, live: Floats, wrong: NDArray[np.intp]) -> str:
         """Return in which other form live rotations are written; empty: it is something else."""
@@ -221,6 +232,16 @@ class LiveInputs:
         row = self.rows[at]
         steps = list(range(row.row, max(row.row - variants.LATEST, -1), -1))
         return list(self.recording.images(row.ordinal, steps))
+
+
+def _by_chance(one: Floats, other: Floats) -> Floats:
+    """Return how far apart (S,) the means of starts (N, S) and (M, S) that are drawn may lie."""
+    freedom = len(one) + len(other) - 2
+    if freedom < 1:
+        return np.zeros(one.shape[1])
+    squares = sum(((starts - starts.mean(0)) ** 2).sum(0) for starts in (one, other))
+    error = np.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    return np.asarray(_STUDENT[min(freedom, len(_STUDENT)) - 1] * error)
 
 
 def _stands(recording: Recording, key: str) -> bool:
