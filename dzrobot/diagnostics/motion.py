@@ -251,7 +251,7 @@ class Motions:
             yield from conventions.axis_repairs(hand)
         if now.rotation > AGREES:
             yield from conventions.turn_repairs(hand)
-        scales = []
+        scales = list[Repair]()
         for part, share, columns in (
             (0, now.translation, hand.translation), (1, now.rotation, hand.turn),
         ):  # fmt: skip
