@@ -438,7 +438,7 @@ FAULTS = (
         ("static camera", "same image"), ("state rotation in degrees", "degrees"),
         ("state y mirrored", "negative of"), ("z mirrored in data", "mirrored"),
         ("rotation order in data", "rotation order"),
-        ("mean and deviation as quantiles", "mean"),
+        ("mean and deviation as quantiles", "statistics"),
         ("another task's checkpoint", "other data"), ("policy turns its images", "upside down"),
         ("images turned 180 in data", "turned by 180"),
     )),
