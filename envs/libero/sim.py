@@ -302,7 +302,18 @@ class _SparingCameras:
         self._kept: Any = None
         self._compiled: _Compiled | None = None
         self._spare: Any = None
+        self._joint_samplers: int | None = None
         super().__init__(**arguments)
+
+    def _load_model(self) -> None:
+        # LIBERO adds its samplers of drawers and knobs at every reset and takes none away: places
+        # that are drawn after them would depend on how often the scene was reset before. Every
+        # reset draws what LIBERO's first one does.
+        samplers = vars(self).get("object_property_initializers", [])
+        del samplers[self._joint_samplers :]
+        super()._load_model()  # type: ignore[misc]
+        if self._joint_samplers is None:
+            self._joint_samplers = len(samplers)
 
     def close(self) -> None:
         """Free the scene, its drawing context and what was kept for the next; again is harmless."""

@@ -21,7 +21,8 @@ CASES = {
     "libero": ("dzrobot/libero_spatial-v0", {"task_id": 5}),
 }
 OTHERS = {
-    suite: (f"dzrobot/libero_{suite}-v0", {"task_id": 2}) for suite in ("object", "goal", "10")
+    suite: (f"dzrobot/libero_{suite}-v0", {"task_id": 2})
+    for suite in ("object", "goal", "10", "90")
 }
 """Suites that one property is tested for besides."""
 
