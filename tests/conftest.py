@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import importlib.util
 import os
 import shutil
@@ -156,12 +157,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what all tests share out of every garbage collection.
 
     Modules and collected tests are millions of objects that live to the end. Looking through them
     again and again took 38 of 191 s of processor time in 123 tests, 36 as statsmodels is imported.
     """
+    if session.config.getoption("processes", 0) and "torch" in sys.modules:
+        # Torch imports its compiler, for seconds, when a process first trains; so all have it.
+        importlib.import_module("torch._inductor.config")
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()

@@ -234,6 +234,7 @@ def test_cameras_see_where_the_cube_is(arm):
     assert wrist.focal_px(size) == pytest.approx(120 / math.tan(math.radians(37.5)))
 
 
+@pytest.mark.long
 def test_what_no_camera_sees_is_left_out_of_no_image(arm, monkeypatch):
     from dzrobot.envs.emulators import scenes as rendered
 

@@ -226,6 +226,7 @@ def test_errors_are_one_message(tmp_path, capsys):
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_numbers_of_the_published_networks(tiny_folders):
     """22.92 and 12.62 billion parameters in bfloat16; 108.6 million trained by LoRA."""
     for size, total in (("5b", 12.62e9), ("14b", 22.92e9)):

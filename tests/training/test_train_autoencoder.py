@@ -209,6 +209,7 @@ def test_too_short_a_phase_is_refused(phase):
         AutoencoderPlan(**{phase: 2})
 
 
+@pytest.mark.long
 def test_a_phase_may_be_left_out(vae, data):
     seen = []
     fit_autoencoder(vae, data, replace(SHORT, still_steps=0, decoder_steps=0), seen.append)
