@@ -172,10 +172,10 @@ def mapped():
 @pytest.mark.parametrize(
     ("case", "resets"),
     [
-        ("libero", 2),
+        ("lift", 2),
         *(
             pytest.param(name, resets, marks=pytest.mark.long)
-            for name, resets in (("lift", 2), ("lift", 50), ("libero", 50), *product(OTHERS, [6]))
+            for name, resets in (("libero", 2), ("lift", 50), ("libero", 50), *product(OTHERS, [6]))
         ),
     ],
     indirect=["case"], scope="module",

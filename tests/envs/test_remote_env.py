@@ -344,6 +344,7 @@ def test_the_command_serves_until_it_is_stopped_and_leaves_no_process(tmp_path):
             env.step(env.action_space.sample())
 
 
+@pytest.mark.long
 def test_killing_the_server_ends_its_environments(tmp_path):
     command = [sys.executable, "-m", "dzrobot", "serve-env", "served_envs:make_odd", "--port=0"]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -73,6 +73,7 @@ def test_the_summary_and_the_card_say_it(runs):
     assert {"seam_jump", "stale_ratio", "reaction_p95_s", "seconds"} <= set(means)
 
 
+@pytest.mark.long
 def test_draws_do_not_depend_on_the_workers(runs, tmp_path):
     _, records = runs["drawn"]
     again = evaluated(

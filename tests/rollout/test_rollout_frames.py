@@ -190,6 +190,7 @@ class Prompt(Unwilling):
     imagine_later = Policy.imagine_later
 
 
+@pytest.mark.long
 def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_path):
     assert trained["off"].can.defers
     prompt, unwilling = Prompt(trained["off"]), Unwilling(trained["off"])

@@ -245,6 +245,7 @@ def test_another_implementation_agrees(cells):
     assert adjusted_interval(counts) == pytest.approx((interval.lower, interval.upper), abs=0.045)
 
 
+@pytest.mark.long
 def test_another_implementation_agrees_on_rates_and_several_comparisons():
     robostats = pytest.importorskip("robostats", reason=WITHOUT)
     for successes, episodes in ((0, 20), (7, 20), (495, 512), (100, 100)):

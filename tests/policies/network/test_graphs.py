@@ -60,6 +60,7 @@ def test_recorded_decoding_gives_the_same_bits(network):
             assert torch.equal(recorded.more(part), plain.more(part))
 
 
+@pytest.mark.long
 def test_sessions_take_turns_in_one_recording(network, ask):
     batches = prompt_batches(network.model, 2, graphs=True)
     plain, recorded = ([SessionCache() for _ in range(3)] for _ in range(2))
