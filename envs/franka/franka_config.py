@@ -390,6 +390,12 @@ class ControllerConfig(FrozenConfig):
     posture_stiffness: Annotated[float, Field(ge=0)] = 5.0
     """How strongly the elbow is drawn to ``reset.joints`` (Nm/rad), as far as the hand allows."""
 
+    posture_reach_rad: Positive = 0.3
+    """How far from where they are, as the controller begins, joints are drawn at most. The pull
+    grows with the distance, and the limits of the joints push back with no more than 5 Nm: an elbow
+    that is far from home was driven into one of them. The way to a start brings it home by itself.
+    """
+
     max_delta_tau: Positive = TARGETS.max_delta_tau
     """Largest change of a joint torque per millisecond (Nm)."""
 

@@ -602,28 +602,40 @@ def test_a_load_that_nobody_told_of_sinks_no_farther_than_the_spring_gives(cell,
     env.reset()
 
 
-def beside(env, joint, low):
-    """Return the joints of the start with one of them 15 mrad from a limit."""
-    limits, joints = env.config.limits, list(env.config.reset.joints)
-    joints[joint] = limits.joints_low[joint] + 0.015 if low else limits.joints_high[joint] - 0.015
-    return joints
+def beside(joint, low):
+    """Return how the joints of the start are with one of them 15 mrad from a limit."""
+
+    def joints_of(config):
+        limits, joints = config.limits, list(config.reset.joints)
+        joints[joint] = (
+            limits.joints_low[joint] + 0.015 if low else limits.joints_high[joint] - 0.015
+        )
+        return joints
+
+    return joints_of
 
 
 @pytest.mark.robot
 @pytest.mark.parametrize(
-    ("joint", "low", "refused"),
+    ("joints_of", "refused"),
     [
-        (5, True, ""),
-        (3, True, ""),
+        (beside(5, low=True), ""),
+        (beside(3, low=True), ""),
         # The hand lies beside the base.
-        (1, False, "nothing has moved: on the way to the start .*the base and the fingers"),
+        (
+            beside(1, low=False),
+            "nothing has moved: on the way to the start .*the base and the fingers",
+        ),
+        # The elbow is far from home: drawn there hard, it drives joint 4 into its limit.
+        (lambda config: (-2.38, -0.82, 2.54, -2.92, 1.23, 3.62, -0.56), ""),
     ],
+    ids=["joint 6", "joint 4", "joint 2", "elbow"],
 )
-def test_a_start_beside_a_limit_arrives_or_is_refused_by_name(cell, emulated, joint, low, refused):
+def test_a_start_beside_a_limit_arrives_or_is_refused_by_name(cell, emulated, joints_of, refused):
     env = emulated
     env.acknowledge()
     env.rest()
-    cell.emulators.call("guide", *beside(env, joint, low))
+    cell.emulators.call("guide", *joints_of(env.config))
     cell.clock.sleep_until(cell.clock.now() + 0.05)
     if refused:
         with pytest.raises(RobotError, match=refused):

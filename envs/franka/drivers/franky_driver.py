@@ -312,8 +312,9 @@ class FrankyDriver(FrankyErrors):
             "upper_joint_limits": np.array(limits.joints_high),
             "max_delta_tau": settings.max_delta_tau,
         }
-        posture = self._config.reset.joints
-        target = np.array(self._opened.state.q if posture is None else posture, np.float64)
+        joints, home = np.array(self._opened.state.q, np.float64), self._config.reset.joints
+        reach = settings.posture_reach_rad
+        posture = joints if home is None else np.clip(home, joints - reach, joints + reach)
         try:
             if self._space is Space.GUIDED:
                 friction = franky.FrictionCompensationParams(
@@ -338,9 +339,8 @@ class FrankyDriver(FrankyErrors):
                 rotational_stiffness=settings.rotational_stiffness,
                 translational_error_clip=np.full(3, settings.error_clip_m),
                 rotational_error_clip=np.full(3, settings.error_clip_rad),
-                posture_task=franky.PostureTask(target, settings.posture_stiffness),
-                **box,
-            )
+                posture_task=franky.PostureTask(posture, settings.posture_stiffness), **box,
+            )  # fmt: skip
         except (franky.ControlException, franky.CommandException) as error:
             raise ControllerEndedError(f"the arm refused the controller: {error}") from error
 
