@@ -255,7 +255,7 @@ def test_a_workcell_is_taught_on_the_emulated_arm_and_can_be_used(tmp_path, monk
     answers = ["", "", "", "d", "1", "0", "", "  ", "stack the cups", "5.8.0"]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in answers)))
     assert main(["init-workcell", path, "--address", "emulated"]) == 0
-    assert f"--config {path}" in capsys.readouterr().out
+    assert f"--config {path}" in capsys.readouterr().err
     config = load_workcell(path)
     assert [camera.serial for camera in config.cameras] == list(reversed(SERIALS))
     np.testing.assert_allclose(config.reset.position, (0.45, 0.0, 0.3), atol=0.006)
