@@ -72,6 +72,7 @@ def more_gradients(world, root, output):
     """The same of two processes, replicated, and under what only changes how memory is used."""
     size = f"w{world.size}"
     for name, changes in (
+        ("plain", {}),
         ("ddp", {"parallel__strategy": "ddp"}),
         ("selective", {"parallel__activation_checkpointing": "selective"}),
         ("mbs2", {"runner__micro_batch_size": 2}),
