@@ -79,6 +79,12 @@ def distance_between(first: Array, second: Array) -> float:
     return float(np.linalg.norm(second[:3, 3] - first[:3, 3]))
 
 
+def is_within(first: Array, second: Array, reach: tuple[float, float]) -> bool:
+    """Return whether two poses are at most ``reach`` (m and rad) apart."""
+    meters, radians = reach
+    return distance_between(first, second) <= meters and angle_between(first, second) <= radians
+
+
 def skew(vector: ArrayLike) -> Array:
     """Return the matrix (3, 3) whose product with a vector is the cross product."""
     x, y, z = np.asarray(vector, np.float64)

@@ -22,6 +22,7 @@ from dzrobot.envs.panda.poses import (
     angle_between,
     between,
     distance_between,
+    is_within,
     pose_difference,
 )
 from dzrobot.envs.panda.state import ArmState, GripperState, Mode
@@ -135,10 +136,8 @@ def check_unmoved(planned: ArmState, state: ArmState, limits: LimitsConfig) -> N
     Raises:
         RobotError: it has moved since.
     """
-    moved, turned = (
-        distance_between(planned.pose, state.pose),
-        angle_between(planned.pose, state.pose),
-    )
+    moved = distance_between(planned.pose, state.pose)
+    turned = angle_between(planned.pose, state.pose)
     if not (moved <= limits.first_m and turned <= limits.first_rad):
         raise RobotError(
             f"the arm moved by {moved:.3f} m and {turned:.2f} rad while its way to the start was "
@@ -154,9 +153,8 @@ def kept_pose(last: Array | None, state: ArmState, config: FrankaConfig) -> Arra
     """
     if last is None or last.ndim != 2:
         return state.pose
-    limits = config.limits
-    near = distance_between(last, state.pose) <= limits.first_m
-    return last if near and angle_between(last, state.pose) <= limits.first_rad else state.pose
+    first = config.limits.first_m, config.limits.first_rad
+    return last if is_within(last, state.pose, first) else state.pose
 
 
 def is_near(joints: Array, state: ArmState, reset: ResetConfig) -> bool:
@@ -196,10 +194,8 @@ def risen_within(config: FrankaConfig) -> tuple[float, float]:
 
 def is_at(goal: Array, state: ArmState, within: tuple[float, float]) -> bool:
     """Return whether the hand rests at ``goal`` (4, 4), as near as ``within`` (m and rad)."""
-    meters, radians = within
-    close = distance_between(state.pose, goal) <= meters
-    turned = angle_between(state.pose, goal) <= radians
-    return close and turned and float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
+    still = float(np.linalg.norm(state.twist[:3])) < _SETTLED_M_S
+    return still and is_within(state.pose, goal, within)
 
 
 def lifted_pose(pose: Array, goal: Array, config: FrankaConfig) -> Array:
