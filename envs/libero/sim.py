@@ -306,9 +306,10 @@ class _SparingCameras:
         super().__init__(**arguments)
 
     def _load_model(self) -> None:
-        # LIBERO adds its samplers of drawers and knobs at every reset and takes none away: places
-        # that are drawn after them would depend on how often the scene was reset before. Every
-        # reset draws what LIBERO's first one does.
+        # LIBERO adds its samplers of drawers and knobs whenever it loads a scene and takes none
+        # away: places that are drawn after them would depend on how often the scene was reset
+        # before. Every reset draws what LIBERO's first one does, with the samplers of two loads:
+        # those of the opening are kept. Lift has no such list.
         samplers = vars(self).get("object_property_initializers", [])
         del samplers[self._joint_samplers :]
         super()._load_model()  # type: ignore[misc]

@@ -69,7 +69,7 @@ def hybrid_gradients(world, root, output):
 
 
 def more_gradients(world, root, output):
-    """The same of two processes, replicated, and under what only changes how memory is used."""
+    """The same sharded over all, replicated, and under what only changes how memory is used."""
     size = f"w{world.size}"
     for name, changes in (
         ("plain", {}),
