@@ -39,7 +39,6 @@ from dzrobot.policies.base import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import check_compatible
-from dzrobot.policies.dreamzero.checkpoints.trained_inputs import FirstLook
 from dzrobot.policies.dreamzero.compiling import CompileNotice
 from dzrobot.policies.dreamzero.imagined import ImaginedVideo, as_images, encoded_images
 from dzrobot.policies.dreamzero.network.generate import predict, schedules
@@ -56,7 +55,7 @@ from dzrobot.policies.dreamzero.options import (
     chosen_device,
 )
 from dzrobot.policies.dreamzero.parts import PolicyParts, check_combinations, load_parts
-from dzrobot.policies.dreamzero.requests import Continuing, Requests
+from dzrobot.policies.dreamzero.requests import Continuing, FirstLook, Requests
 from dzrobot.policies.dreamzero.session_state import SessionState, Ticket, footprint
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,9 @@
 """From what a session has seen to a request of the network, and from its answer to a plan.
 
-Nothing here belongs to an episode.
+Nothing here belongs to an episode; the first observation of all is compared with the training data.
 """
+
+import logging
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from dzrobot.embodiments.spec import MAX_ACTION_DIM, Embodiment
 from dzrobot.errors import CheckpointError
 from dzrobot.modality.pipeline import EncodedSample, Pipeline
+from dzrobot.modality.window import Observation
+from dzrobot.policies.base import is_warm_up
+from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
 from dzrobot.policies.dreamzero.network.continuation import Continuation
 from dzrobot.policies.dreamzero.network.prompt import PromptTokenizer
 from dzrobot.policies.dreamzero.network.session import (
@@ -24,6 +29,8 @@ from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.options import ActingOptions
 from dzrobot.policies.dreamzero.session_state import SessionState, Ticket
 from dzrobot.rng import torch_seed
+
+_log = logging.getLogger(__name__)
 
 _MAX_PROMPTS = 256
 
@@ -105,6 +112,35 @@ class Requests:
 def _key(seed: int, episode: SessionState) -> int:
     """Return the generator seed of the coming plan."""
     return torch_seed("policy noise", seed, episode.number, episode.chunks)
+
+
+class FirstLook:
+    """Says once what the first observation of a policy has that no training episode began with.
+
+    Args:
+        trained: What training showed it. None: that was not kept, and nothing is compared.
+    """
+
+    def __init__(self, trained: TrainedInputs | None) -> None:
+        self._trained = trained
+
+    def see(self, observation: Observation, robot: Embodiment) -> None:
+        """Compare an observation of ``robot``, if it is the first one."""
+        # What a server makes its first plan from is none.
+        if self._trained is None or is_warm_up(observation, robot):
+            return
+        found = self._trained.unlike(observation, robot)
+        self._trained = None
+        if found:
+            _log.warning(
+                "the first observation is unlike the beginning of the training data: %s. "
+                "`dzrobot doctor policy` says whether that matters",
+                "; ".join(found),
+            )
+
+    def skip(self) -> None:
+        """Compare nothing: for observations from within episodes."""
+        self._trained = None
 
 
 Floats = NDArray[np.float32]

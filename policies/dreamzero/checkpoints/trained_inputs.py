@@ -7,7 +7,6 @@ compared for checkpoints whose passport does not have this.
 
 import base64
 import binascii
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -19,9 +18,6 @@ from pydantic import ConfigDict, Field
 from dzrobot.documents import shorten
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import is_warm_up
-
-_log = logging.getLogger(__name__)
 
 SIDE = 32
 """Pixels of a mean image's sides."""
@@ -206,35 +202,6 @@ class TrainedInputs:
         else:
             trained = f"none of the {self.tasks} that it was trained on"
         yield f"the instruction {shorten(text)} is {trained}"
-
-
-class FirstLook:
-    """Says once what the first observation of a policy has that no training episode began with.
-
-    Args:
-        trained: What training showed it. None: that was not kept, and nothing is compared.
-    """
-
-    def __init__(self, trained: TrainedInputs | None) -> None:
-        self._trained = trained
-
-    def see(self, observation: Observation, robot: Embodiment) -> None:
-        """Compare an observation of ``robot``, if it is the first one."""
-        # What a server makes its first plan from is none.
-        if self._trained is None or is_warm_up(observation, robot):
-            return
-        found = self._trained.unlike(observation, robot)
-        self._trained = None
-        if found:
-            _log.warning(
-                "the first observation is unlike the beginning of the training data: %s. "
-                "`dzrobot doctor policy` says whether that matters",
-                "; ".join(found),
-            )
-
-    def skip(self) -> None:
-        """Compare nothing: for observations from within episodes."""
-        self._trained = None
 
 
 def _explained(median: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
