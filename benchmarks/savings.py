@@ -46,7 +46,7 @@ from dzrobot.policies.dreamzero.network.dit import StepInputs, TrainForm
 from dzrobot.policies.dreamzero.network.generate import predict
 from dzrobot.policies.dreamzero.network.graphs import PromptBatch, prompt_batches
 from dzrobot.policies.dreamzero.network.layers import ContextKV, compile_blocks
-from dzrobot.policies.dreamzero.network.session import KVCache, SessionCache
+from dzrobot.policies.dreamzero.network.session import KVCache, SessionCache, map_tensors
 from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
@@ -272,7 +272,7 @@ class PlainBatch(PromptBatch):
         if inputs.controls is None:
             if not inputs.start_frame:
                 self.reads.clear()
-            self.reads.append(inputs.cloned())
+            self.reads.append(map_tensors(Tensor.clone, inputs))
             return super().step(inputs, cache, contexts)
         cache.length = 0
         for read in self.reads:

@@ -117,7 +117,7 @@ def _by_default(
 def _steps(
     session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
 ) -> int:
-    from dzrobot.rollout.evaluation.studies.candidates import evaluate_steps
+    from dzrobot.rollout.evaluation.studies.series import evaluate_steps
 
     steps = listed_steps(Path(arguments.checkpoint), arguments.steps)
     return evaluate_steps(session, request, steps)
@@ -127,7 +127,7 @@ def _blind(
     session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
 ) -> int:
     from dzrobot.rollout.evaluation.studies.blind import evaluate_blind
-    from dzrobot.rollout.evaluation.studies.candidates import candidate_folders
+    from dzrobot.rollout.evaluation.studies.series import candidate_folders
 
     output = session.parent("--blind")
     arguments.folders = [output / name for name in candidate_folders(arguments.blind)]
@@ -137,7 +137,7 @@ def _blind(
 def _perturb(
     session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
 ) -> int:
-    from dzrobot.rollout.evaluation.studies.comparisons import evaluate_perturbed
+    from dzrobot.rollout.evaluation.studies.series import evaluate_perturbed
 
     return evaluate_perturbed(session, request, arguments.perturb)
 
@@ -145,7 +145,7 @@ def _perturb(
 def _against(
     session: EvaluationSession, request: EvaluationRequest, arguments: argparse.Namespace
 ) -> int:
-    from dzrobot.rollout.evaluation.studies.comparisons import evaluate_against
+    from dzrobot.rollout.evaluation.studies.series import evaluate_against
 
     base, early = arguments.against, arguments.stop_early
     code, arguments.output = evaluate_against(session, request, base, stop_early=early)

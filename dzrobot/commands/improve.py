@@ -14,7 +14,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.files import locked
 from dzrobot.process import run_command
 from dzrobot.progress import span
-from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
+from dzrobot.rollout.evaluation.studies.series import UNPERTURBED
 from dzrobot.training.improve.improve_settings import ImproveSettings, settle, write_settings
 from dzrobot.training.improve.page import write_rounds
 from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, done_file, has_waited

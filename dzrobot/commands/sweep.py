@@ -13,7 +13,7 @@ from dzrobot.commands.options.evaluation import (
 )
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions
 from dzrobot.rollout.evaluation.evaluate import EvaluationSession, run_session
-from dzrobot.rollout.evaluation.studies.candidates import (
+from dzrobot.rollout.evaluation.studies.series import (
     CONFIRMATION,
     evaluate_sweep,
     read_candidates,

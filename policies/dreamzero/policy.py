@@ -420,17 +420,6 @@ class DreamZeroPolicy(Policy):
         """
         return self._open(session).last_plan
 
-    def video_latents(self, session: str = DEFAULT_SESSION) -> Tensor:
-        """Return the normalized latents (C, F, Y, X) that the last plan predicts.
-
-        Where the network started over, the latent of the observed frame comes first.
-
-        Raises:
-            ConfigError: The policy predicts no video.
-            SessionError: The session is not open or has made no plan.
-        """
-        return self._imagined(session).parts[-1]
-
     def imagine(self, session: str = DEFAULT_SESSION) -> NDArray[np.uint8]:
         """Return the video (T, H, W, 3) uint8 that the last plan predicts, views tiled.
 

@@ -31,6 +31,7 @@ from dzrobot.policies.dreamzero.checkpoints import lora, sources
 from dzrobot.policies.dreamzero.checkpoints.coldstart import new_names
 from dzrobot.policies.dreamzero.checkpoints.convert import ConvertOptions, convert
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.checkpoints.keymap import PREFIXES
 from dzrobot.policies.dreamzero.checkpoints.load import (
     LoadOptions,
     build_network,
@@ -52,7 +53,6 @@ from dzrobot.policies.dreamzero.checkpoints.shards import (
     write_weights,
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig, preset
-from dzrobot.policies.dreamzero.network.keymap import PREFIXES
 from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 
 

@@ -560,7 +560,7 @@ class TestImagination:
     def test_video_of_the_last_plan(self, policy, libero):
         for i in range(6):
             policy.infer(observe(libero, 0, i))
-            frames, latents = policy.imagine(), policy.video_latents()
+            frames, latents = policy.imagine(), policy.imagine_latents().latents
             # The network starts over at first, and after four blocks.
             fresh = i in (0, 4)
             assert frames.shape == ((9 if fresh else 8), 32, 64, 3)
@@ -576,7 +576,7 @@ class TestImagination:
             policy.infer(seen, session="at the end")
             frames = policy.imagine("every plan")
             np.testing.assert_array_equal(policy.imagine("every plan"), frames)
-            parts.append(policy.video_latents("every plan"))
+            parts.append(torch.from_numpy(policy.imagine_latents("every plan").latents))
             with torch.no_grad():
                 whole = vae.decode(torch.cat(parts, dim=1)[None])[0, :, -len(frames) :]
             pixels = ((whole + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0).numpy()
@@ -632,7 +632,7 @@ class TestLessVideo:
         for step in range(2):
             plan = policy.infer(observe(libero, 0, step))["actions"]
             assert np.isfinite(plan).all()
-        for show in (policy.imagine, policy.video_latents):
+        for show in (policy.imagine, policy.imagine_latents):
             with pytest.raises(ConfigError, match=f"with video={video!r} no video is predicted"):
                 show()
 

@@ -23,7 +23,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from dzrobot.errors import DzrobotError
 from dzrobot.policies.dreamzero.network.attention import plain_devices
-from dzrobot.training.run.parallel import clean_name, indexed
+from dzrobot.training.run.parallel import clean_name
 
 _ATEN = torch.ops.aten
 _ALLOCATIONS = {
@@ -101,7 +101,7 @@ class OperatorCounter(TorchDispatchMode):
         self.replays = 0
         """Times that graphs launch something as one; see :meth:`recorded`."""
 
-        self.device = indexed(device)
+        self.device = _indexed(device)
         self._stage = ""
         self._modules = ModuleTracker()
 
@@ -230,6 +230,13 @@ class OperatorCounter(TorchDispatchMode):
         deepest = clean_name(max(names, key=lambda name: (name.count("."), name), default=""))
         # Equal layers are one.
         return re.sub(r"\.\d+(?=\.|$)", ".*", deepest)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """Return ``device`` as its tensors name it: ``cuda`` is one of several, ``cuda:0`` is one."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 class _Layout(NamedTuple):

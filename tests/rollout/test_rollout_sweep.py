@@ -11,7 +11,7 @@ from dzrobot.errors import ConfigError
 from dzrobot.rollout.evaluation.card import read_card, read_cases
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, plan
 from dzrobot.rollout.evaluation.report import wilson
-from dzrobot.rollout.evaluation.studies.candidates import candidate_folders, read_candidates
+from dzrobot.rollout.evaluation.studies.series import candidate_folders, read_candidates
 from dzrobot.rollout.policy_spec import PolicySpec
 from dzrobot.rollout.protocol import PROTOCOLS, EvalSpec
 from dzrobot.rollout.records import RecordFile

@@ -202,28 +202,27 @@ def read_result(path: Path) -> BenchResult:
     return read_json(path, BenchResult, ConfigError, largest=LARGEST)
 
 
-def check_same_settings(base: BenchSettings, own: BenchSettings, where: str) -> None:
+def check_same_settings(base: BenchSettings, own: BenchSettings) -> None:
     """Check that two results measure the same.
 
     Args:
         base: Of the other result.
         own: Of this one.
-        where: Name of the other result, for the message.
 
     Raises:
         ConfigError: they do not; names every difference.
     """
-    _refuse_unlike(base, own, f"{where} has other settings", "give the same flags as then")
+    _refuse_unlike(base, own, "has other settings", "give the same flags as then")
 
 
-def check_same_machine(base: Machine, own: Machine, where: str) -> None:
+def check_same_machine(base: Machine, own: Machine) -> None:
     """Check that two results are of one kind of machine and device.
 
     Raises:
         ConfigError: they are not; names every difference.
     """
     _refuse_unlike(
-        base, own, f"{where} was measured on another machine or device",
+        base, own, "was measured on another machine or device",
         "measure it here: --against TREE runs both builds in turns",
     )  # fmt: skip
 
@@ -236,7 +235,8 @@ def _refuse_unlike(base: FrozenConfig, own: FrozenConfig, what: str, remedy: str
         if there[name] != here[name]
     ]
     if found:
-        raise ConfigError("\n".join([f"{what}, so times cannot be compared:", *found, remedy]))
+        head = f"the result to compare with {what}, so times cannot be compared:"
+        raise ConfigError("\n".join([head, *found, remedy]))
 
 
 def short(value: float) -> str:

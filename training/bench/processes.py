@@ -94,10 +94,10 @@ def compare_with_result(settings: BenchSettings, base: BenchResult, show: Show) 
         ConfigError: it has other settings, or is of another machine; said before anything runs.
     """
     required("comparing builds", "report", "scipy")
-    check_same_settings(base.settings, settings, "the result to compare with")
+    check_same_settings(base.settings, settings)
     machine = machine_of(settings)
     for part in base.parts.values():
-        check_same_machine(part.machine, machine, "the result to compare with")
+        check_same_machine(part.machine, machine)
     own = measure_build(settings, show)
     return BenchComparison(
         settings=settings, base=(base.parts,), own=(own.parts,),

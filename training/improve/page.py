@@ -8,7 +8,7 @@ from urllib.parse import quote
 from dzrobot.errors import counted
 from dzrobot.rollout.evaluation.comparison import Results, read_results
 from dzrobot.rollout.evaluation.report import Score
-from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
+from dzrobot.rollout.evaluation.studies.series import UNPERTURBED
 from dzrobot.rollout.pages.content import film_of
 from dzrobot.rollout.pages.write import RoundsPage, write_rounds_page
 from dzrobot.training.improve.rounds import Round

@@ -20,7 +20,7 @@ from dzrobot.registration import SUITES
 from dzrobot.rollout.demonstrations.tally import Tally
 from dzrobot.rollout.evaluation.comparison import compare, read_results
 from dzrobot.rollout.evaluation.report import STEPS_FILE, StepScore
-from dzrobot.rollout.evaluation.studies.comparisons import UNPERTURBED
+from dzrobot.rollout.evaluation.studies.series import UNPERTURBED
 from dzrobot.rollout.perturbation import Perturbation
 from dzrobot.training.improve.improve_settings import SEEDS_OF_A_ROUND, ImproveSettings
 from dzrobot.training.improve.rounds import Paired, Recorded, Round, decided, why_over

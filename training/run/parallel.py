@@ -57,9 +57,6 @@ class DistributedEnvironment:
     size: int
     """Processes of the run."""
 
-    local_rank: int
-    """Index on this machine."""
-
     local_size: int
     """Processes on this machine."""
 
@@ -101,13 +98,6 @@ def set_cuda_defaults() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def indexed(device: torch.device) -> torch.device:
-    """Return ``device`` as its tensors name it: ``cuda`` is one of several, ``cuda:0`` is one."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-
-
 def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     """Join the run that torchrun started, or make one of a single process.
 
@@ -140,7 +130,6 @@ def init_distributed(device_type: str | None = None) -> DistributedEnvironment:
     return DistributedEnvironment(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
-        local_rank=local_rank,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=device,
         host_group=dist.new_group(backend="gloo", timeout=HOST_PATIENCE),

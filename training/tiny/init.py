@@ -16,6 +16,7 @@ from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import find
 from dzrobot.policies.dreamzero.checkpoints.directory import read_metadata
 from dzrobot.policies.dreamzero.checkpoints.load import expected_shapes, official_state
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, VAE
 from dzrobot.policies.dreamzero.checkpoints.shards import refuse_existing
 from dzrobot.policies.dreamzero.checkpoints.sources import (
     StateDictSource,
@@ -61,7 +62,7 @@ _IMAGE_WIDTH = 96
 
 
 LAST_LAYERS = frozenset(
-    f"action_head.model.{name}"
+    DIT + name
     for name in (
         "head.head.weight",
         "head.head.bias",
@@ -129,9 +130,6 @@ def new_weights(config: NetworkConfig, seed: int) -> UnionSource:
     return UnionSource(sources=(random, StateDictSource(values=zeros)))
 
 
-_VAE_PREFIX = "action_head.vae."
-
-
 @dataclass(frozen=True, kw_only=True)
 class FittedTo:
     """What a checkpoint is made for."""
@@ -178,7 +176,7 @@ def write_fitted_checkpoint(
     recipe = _fit(network.vae, data, plan, saves) | {"size": size}
     with waiting("writing the checkpoint"):
         state = official_state(network)
-        vae = {name: tensor for name, tensor in state.items() if name.startswith(_VAE_PREFIX)}
+        vae = {name: tensor for name, tensor in state.items() if name.startswith(VAE)}
         weights = UnionSource(sources=(new_weights(config, plan.seed), StateDictSource(values=vae)))
         content = NewCheckpoint(
             config=config,

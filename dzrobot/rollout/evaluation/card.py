@@ -487,9 +487,9 @@ def _differences(one: Any, other: Any, name: str) -> Iterator[tuple[str, str, st
         yield name, _short(one), _short(other)
 
 
-def _short(value: object, limit: int = 60) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _suites(cases: Sequence[EpisodeSpec]) -> list[str]:

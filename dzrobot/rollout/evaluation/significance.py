@@ -150,17 +150,14 @@ class PairedEvidence:
             self.decided_after = self._pairs
 
 
-def first_decision(
-    first: Sequence[bool], second: Sequence[bool], alpha: float = 0.05
-) -> int | None:
-    """Return after how many pairs the e-value reached ``1 / alpha``; None if it never did.
+def first_decision(first: Sequence[bool], second: Sequence[bool]) -> int | None:
+    """Return after how many pairs :class:`PairedEvidence` was enough; None if it never was.
 
     Args:
         first: Outcomes of one run, in the order they were looked at.
         second: Outcomes of the other on the same episodes.
-        alpha: Largest probability of deciding although the runs are equal.
     """
-    evidence = PairedEvidence(alpha)
+    evidence = PairedEvidence()
     for one, other in zip(first, second, strict=True):
         evidence.add(one, other)
     return evidence.decided_after

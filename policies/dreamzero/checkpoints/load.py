@@ -26,6 +26,7 @@ from dzrobot.policies.dreamzero.checkpoints.coldstart import (
 )
 from dzrobot.policies.dreamzero.checkpoints.directory import Base, Checkpoint, open_weights
 from dzrobot.policies.dreamzero.checkpoints.hub import locate
+from dzrobot.policies.dreamzero.checkpoints.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.checkpoints.lora import (
     AdapterConfig,
     MergedSource,
@@ -50,7 +51,6 @@ from dzrobot.policies.dreamzero.checkpoints.sources import (
 )
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.dit import attach
-from dzrobot.policies.dreamzero.network.keymap import PREFIXES, Entry, entries
 from dzrobot.policies.dreamzero.network.prompt import PromptFiles, TextEncoder
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.policies.dreamzero.offload import Offloader, plan_offload

@@ -202,7 +202,7 @@ def nf4_layers(network: nn.Module) -> dict[str, nn.Linear]:
 
 def trained_with_adapters(name: str) -> bool:
     """Return whether LoRA training changes the tensor of this canonical name."""
-    below = name.removeprefix("action_head.model.")
+    below = name.removeprefix(DIT)
     return is_adapter(name) or below.split(".")[0] in TRAINED_MODULES
 
 

@@ -154,7 +154,6 @@ class Trajectory:
 def inference_schedule(
     steps: int = INFERENCE_STEPS,
     *,
-    shift: float = SHIFT,
     final_noise: float = 0.0,
     solver: Solver = "unipc",
 ) -> InferenceSchedule:
@@ -162,7 +161,6 @@ def inference_schedule(
 
     Args:
         steps: Solver steps.
-        shift: How strongly noise levels crowd near pure noise.
         final_noise: Noise share at which the solution stops; above zero for video that is only to
             be denoised in part (docs/model.md, section 4.1, decoupled inference).
         solver: Which one; both have the same levels.
@@ -175,7 +173,7 @@ def inference_schedule(
             f"steps={steps}, final_noise={final_noise}: steps must be at least 1 and final_noise "
             f"in [0, 1); the published values are {INFERENCE_STEPS} and 0 or 0.8"
         )
-    sigmas, timesteps = _levels(steps, shift, final_noise)
+    sigmas, timesteps = _levels(steps, final_noise)
     coefficients = _euler(sigmas) if solver == "euler" else _unipc(sigmas)
     return InferenceSchedule(
         sigmas=tuple(sigmas.tolist()),
@@ -248,11 +246,11 @@ def _euler(sigmas: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(taken[:, :1]), taken], dim=1)
 
 
-def _levels(steps: int, shift: float, final_noise: float) -> tuple[Tensor, Tensor]:
+def _levels(steps: int, final_noise: float) -> tuple[Tensor, Tensor]:
     """Return the published noise levels (steps + 1,) float32, and timesteps (steps,) int64."""
     # The first level is the float32 value of 0.999.
     linear = np.linspace(float(np.float32(0.999)), 0, steps + 1)[:-1]
-    shifted = shift * linear / (1 + (shift - 1) * linear)
+    shifted = SHIFT * linear / (1 + (SHIFT - 1) * linear)
     # At 1 a logarithm would be infinite.
     shifted[0] -= 1e-6 if abs(shifted[0] - 1) < 1e-6 else 0
     sigmas = torch.from_numpy(np.append(shifted, 0).astype(np.float32))

@@ -124,10 +124,6 @@ class StepInputs:
         """Return it on ``device``."""
         return map_tensors(lambda one: one.to(device, non_blocking=True), self)
 
-    def cloned(self) -> "StepInputs":
-        """Return it in tensors of its own."""
-        return map_tensors(Tensor.clone, self)
-
     def repeat(self, times: int) -> "StepInputs":
         """Return the batch ``times`` times over, once per prompt."""
         return map_tensors(lambda one: one.repeat(times, *(1,) * (one.dim() - 1)), self)

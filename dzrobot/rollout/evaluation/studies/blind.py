@@ -31,7 +31,7 @@ from dzrobot.rollout.evaluation.comparison import (
 from dzrobot.rollout.evaluation.evaluate import EvalProgress, EvaluationSession, evaluate
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, Opened, RunOptions, prepare
 from dzrobot.rollout.evaluation.report import Score, summarize
-from dzrobot.rollout.evaluation.studies.candidates import (
+from dzrobot.rollout.evaluation.studies.series import (
     Candidate,
     candidate_folders,
     read_candidates,

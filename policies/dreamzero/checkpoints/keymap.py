@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dzrobot.errors import preview
+from dzrobot.policies.dreamzero.checkpoints.names import DIT, IMAGE, TEXT, VAE
 from dzrobot.policies.dreamzero.network.image import ImageEncoder
 from dzrobot.policies.dreamzero.network.prompt import TextEncoder
 from dzrobot.policies.dreamzero.network.vae import Vae
 
-PREFIXES: dict[str, str] = {
-    "model": "action_head.model.",
-    "text_encoder": "action_head.text_encoder.",
-    "image_encoder": "action_head.image_encoder.model.",
-    "vae": "action_head.vae.model.",
-}
+PREFIXES = {"model": DIT, "text_encoder": TEXT, "image_encoder": IMAGE, "vae": VAE}
 """Sub-module of the network -> prefix of its weights in a published checkpoint."""
 
 
