@@ -1,6 +1,6 @@
 """Evaluations of the same episodes, one after the other.
 
-Of checkpoints of a training run, of several policies, of earlier results and a policy, or of one
+They compare checkpoints of a training run, several policies, a policy with earlier results, or one
 policy with and without perturbations.
 """
 
