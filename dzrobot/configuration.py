@@ -286,6 +286,21 @@ def _put(values: dict[str, Any], place: Place, value: Any, override: str) -> Non
                 )
 
 
+def lay_over(values: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Put ``over`` on top of ``values``, section by section; a list is one value.
+
+    Args:
+        values: Sections, which are changed.
+        over: Stays as it is.
+    """
+    for key, value in over.items():
+        there = values.get(key)
+        if isinstance(there, dict) and isinstance(value, Mapping):
+            lay_over(there, value)
+        else:
+            values[key] = _copied(value)
+
+
 def _copied(value: Any) -> Any:
     match value:
         case dict():

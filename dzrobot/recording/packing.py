@@ -118,7 +118,7 @@ def _pack(root: Path, info: Info, limits_mb: tuple[float, float], films: Films, 
     remove_unlisted(root, read_rows(root))
     folder.remove_unfinished(root)
     if films == "exact":
-        _describe_exact(root, rows, info)
+        _describe_exact(root, info)
 
 
 def _join_data(root: Path, rows: list[dict[str, Any]], limit_mb: float) -> None:
@@ -377,7 +377,7 @@ def _shown(frame: Any) -> bytes:
     return blake2b(frame.to_ndarray(format="rgb24").tobytes(), digest_size=16).digest()
 
 
-def _describe_exact(root: Path, rows: list[dict[str, Any]], info: Info) -> None:
+def _describe_exact(root: Path, info: Info) -> None:
     """Say in ``info.json`` how films are compressed, and how they were before."""
     content = read_json(root / formats.INFO, dict[str, Any], DatasetError)
     for key in info.videos:

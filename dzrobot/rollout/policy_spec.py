@@ -32,6 +32,7 @@ from dzrobot.policies.dreamzero.options import (
     WeightOptions,
     check_device,
     chosen_device,
+    device_name,
 )
 from dzrobot.policies.wrapping import adapted
 from dzrobot.rng import numpy_generator
@@ -186,8 +187,6 @@ class ResolvedPolicy:
         """On which device the network runs, as a line for the user; empty: none is chosen here."""
         if self.checkpoint is None or self.spec.cfg_device is not None:
             return ""
-        from dzrobot.policies.dreamzero.options import device_name
-
         return f"The policy runs on {device_name(self.spec.device)}."
 
     @cached_property

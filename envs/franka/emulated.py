@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dzrobot.embodiments.spec import Embodiment
-from dzrobot.envs.emulators.scenes import SECOND_EXTERIOR, SERIALS, SIZES
+from dzrobot.envs.emulators.scenes import (
+    SECOND_EXTERIOR,
+    SERIALS,
+    SIZES,
+    Cube,
+    check_name,
+    object_in,
+    task_of,
+)
 from dzrobot.envs.emulators.timebase import FREE, ArmClock, Timebase
 from dzrobot.envs.franka.arm_model import FLANGE_TO_HAND, forward
 from dzrobot.envs.franka.camera_config import CameraConfig
@@ -174,8 +182,6 @@ class EmulatedScene:
 
     def object(self) -> SceneObject:
         """Return where the object is, at the arm's time."""
-        from dzrobot.envs.emulators.scenes import object_in
-
         page = self._workcell.clock.page
         return SceneObject(*object_in(page.scene_at(page.clock_ms)))
 
@@ -407,8 +413,6 @@ def emulated_values(robot: Embodiment) -> dict[str, Any]:
 
 def scene_values(scene: str) -> dict[str, Any]:
     """Return where robosuite's Lift begins, and what may be reached there."""
-    from dzrobot.envs.emulators.scenes import Cube, check_name, task_of
-
     check_name(scene)
     return {
         "task": Cube.task if scene == LIFT_SCENE else task_of(scene),

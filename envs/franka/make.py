@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dzrobot.configuration import read_config
+from dzrobot.configuration import lay_over, read_config
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import ActionAnchor, Embodiment
 from dzrobot.envs.franka.camera_config import CameraConfig
@@ -240,7 +240,7 @@ def load_workcell(workcell: str | None, values: Mapping[str, Any] | None = None)
             f"{workcell} says embodiment: {stated}, and {requested} was asked for: another "
             "id, such as Franka-PnP-v0, takes what the workcell says"
         )
-    _merge(raw.values, dict(values or {}))
+    lay_over(raw.values, values or {})
     theirs = [(name, ours) for name, ours in _RLINF.items()
               if raw.values.pop(name, None) is not None]  # fmt: skip
     return raw.build(FrankaConfig, theirs)
@@ -282,12 +282,3 @@ def _fake(config: FrankaConfig, render_mode: str | None, *, unattended: bool) ->
     return FrankaEnv(
         driven, cameras, config, clock=arm.clock, render_mode=render_mode, unattended=unattended
     )
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        inner = into.get(name)
-        if isinstance(value, Mapping) and isinstance(inner, dict):
-            _merge(inner, value)
-        else:
-            into[name] = value

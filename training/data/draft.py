@@ -144,8 +144,8 @@ def draft_robot(
         "action": _columns(catalog, "action", action),
     }
     rows = _read(catalog, [*columns["state"], *columns["action"]])
-    states = [part for name in columns["state"] for part in _parts(catalog, name, rows)]
-    actions = [part for name in columns["action"] for part in _parts(catalog, name, rows)]
+    states = [part for name in columns["state"] for part in _parts(catalog, name)]
+    actions = [part for name in columns["action"] for part in _parts(catalog, name)]
     known = [part.name for part in (*states, *actions)]
     for name in without:
         if name not in known:
@@ -251,7 +251,7 @@ def _columns(catalog: DatasetCatalog, kind: str, given: Sequence[str]) -> list[s
     return found
 
 
-def _parts(catalog: DatasetCatalog, column: str, rows: _Rows) -> Iterator[DraftPart]:
+def _parts(catalog: DatasetCatalog, column: str) -> Iterator[DraftPart]:
     """Yield the parts of a column: neighbors whose names speak of the same part of the robot."""
     width = catalog.features[column].shape[0]
     names = number_names(catalog.features[column].names, width)

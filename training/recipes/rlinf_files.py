@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dzrobot.configuration import read_config
+from dzrobot.configuration import lay_over, read_config
 from dzrobot.embodiments.timing import WALK_OFFSETS
 from dzrobot.errors import CheckpointError, ConfigError
 from dzrobot.policies.dreamzero.network.config import HeadConfig, NetworkConfig, preset, values
@@ -135,13 +135,13 @@ class _Found:
         values: dict[str, Any] = {}
         for name, package in entries:
             if name == "_self_":
-                _merge(values, own)
+                lay_over(values, own)
                 continue
             part = self._default(file.parent, name, (*above, file))
             for key in reversed(package.split(".") if package else ()):
                 part = {key: part}
             self.origins |= {dotted(place): name for place, _ in leaves(part)}
-            _merge(values, part)
+            lay_over(values, part)
         return values
 
     def _default(self, folder: Path, name: str, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -155,15 +155,6 @@ class _Found:
 
 def _copied(value: Any) -> Any:
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-
-
-def _merge(values: dict[str, Any], over: Mapping[str, Any]) -> None:
-    for key, value in over.items():
-        there = values.get(key)
-        if isinstance(there, dict) and isinstance(value, dict):
-            _merge(there, value)
-        else:
-            values[key] = _copied(value)
 
 
 def _resolve(values: dict[str, Any], aliases: Mapping[str, str]) -> None:
