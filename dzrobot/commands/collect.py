@@ -24,10 +24,9 @@ NEXT = "dzrobot inspect-data {output} --embodiment {robot}"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``dzrobot collect``."""
     flags.declare(parser, CollectionPlan, env={"required": True})
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the environment, such as resolution=128",
-    )  # fmt: skip
+    flags.add_keywords(
+        parser, "--env-arg", "keyword argument of the environment, such as resolution=128"
+    )
     flags.add_dataset_format(parser)
     parser.add_argument(
         "--workers", type=flags.whole(1, 1024), default=1,

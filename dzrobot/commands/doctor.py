@@ -110,10 +110,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         "--dataset", type=flags.path, help="folder of what it was trained on, a LeRobot dataset"
     )
     parser.add_argument("--env", type=flags.text, help="Gymnasium id of where it acts")
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the environment",
-    )  # fmt: skip
+    flags.add_keywords(parser, "--env-arg", "keyword argument of the environment")
     parser.add_argument(
         "--recording", type=flags.path, metavar="DIR",
         help="what was recorded where it acts, an arm for example, in place of a live environment: "

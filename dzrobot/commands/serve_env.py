@@ -38,10 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "env", type=flags.text, help="Gymnasium id, module:id, or module:function that makes one"
     )
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the environment that clients cannot change",
-    )  # fmt: skip
+    flags.add_keywords(
+        parser, "--env-arg", "keyword argument of the environment that clients cannot change"
+    )
     flags.declare(parser, EnvServerOptions)
     parser.add_argument(
         "--max-envs", type=flags.whole(1, 4096), default=max(2, os.cpu_count() or 1), metavar="N",

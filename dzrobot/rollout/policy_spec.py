@@ -156,6 +156,18 @@ class PolicySpec(PolicyOptions, WeightOptions):
         last = Path(self.name).name if self.is_checkpoint else self.name
         return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in last)
 
+    def opened(self) -> "Checkpoint":
+        """Return the checkpoint that the name stands for; no weight is read.
+
+        Raises:
+            CheckpointError: there is none, or it is not whole.
+        """
+        from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+
+        return open_checkpoint(
+            self.name, revision=self.revision, config_from=self.config_from, base=self.base
+        )
+
 
 ELSEWHERE = tuple(one.field for one in declared(PolicySpec, Elsewhere))
 """Fields of a policy that a command does not have which takes checkpoints alone."""
@@ -315,15 +327,9 @@ def resolve_policy(
         local_path(spec.name, spec.revision)
         spec = replace(spec, device=chosen_device(spec.device))
 
-        from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
         from dzrobot.policies.dreamzero.parts import as_trained, embodiment_of
 
-        checkpoint = open_checkpoint(
-            spec.name,
-            revision=spec.revision,
-            config_from=spec.config_from,
-            base=spec.base,
-        )
+        checkpoint = spec.opened()
         if robot is None or robot.tag not in checkpoint.metadata:
             if exact and robot is not None and spec.embodiment is None:
                 raise CheckpointError(
@@ -390,13 +396,10 @@ def open_coder(spec: PolicySpec, card: Mapping[str, Any]) -> "VideoCoder":
     import torch
 
     from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
-    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
     from dzrobot.policies.dreamzero.checkpoints.load import load_autoencoder
     from dzrobot.policies.dreamzero.imagined import VideoCoder
 
-    checkpoint = open_checkpoint(
-        spec.name, revision=spec.revision, config_from=spec.config_from, base=spec.base
-    )
+    checkpoint = spec.opened()
     if weights_hash(checkpoint.weights) != card.get("weights"):
         raise CheckpointError(
             f"{spec.name} has other weights than when it was evaluated: put those back to see what "

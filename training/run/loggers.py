@@ -126,7 +126,19 @@ def check_package(what: str, package: str) -> None:
     required(what, package, package)
 
 
-class WandbLogger:
+class _RunLogger:
+    """Logs to a run of a service."""
+
+    _run: Any
+
+    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
+        """Log the numbers of one step."""
+        self._run.log(
+            {name: value for name, value in numbers.items() if value is not None}, step=step
+        )
+
+
+class WandbLogger(_RunLogger):
     """Logs to a Weights & Biases project; a run resumed in the same folder continues its W&B run.
 
     Args:
@@ -154,18 +166,12 @@ class WandbLogger:
                 f"WANDB_MODE=offline to keep the metrics in {folder} for `wandb sync`"
             ) from error
 
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Log the numbers of one step."""
-        self._run.log(
-            {name: value for name, value in numbers.items() if value is not None}, step=step
-        )
-
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
 
 
-class TrackioLogger:
+class TrackioLogger(_RunLogger):
     """Logs to a project of Trackio, on this machine unless its variables say otherwise.
 
     A run resumed in the same folder continues its Trackio run; ``trackio show`` opens the page.
@@ -191,12 +197,6 @@ class TrackioLogger:
             self._run = trackio.init(
                 project=project, name=name, config=_plain(config), resume="allow", embed=False
             )
-
-    def write(self, step: int, numbers: Mapping[str, float | int | None]) -> None:
-        """Log the numbers of one step."""
-        self._run.log(
-            {name: value for name, value in numbers.items() if value is not None}, step=step
-        )
 
     def close(self) -> None:
         """Write out what is pending, and finish the run."""

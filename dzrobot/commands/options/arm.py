@@ -18,10 +18,9 @@ def add_workcell(parser: argparse.ArgumentParser) -> None:
         type=flags.text,
         help="emulated, emulated:empty, emulated:OBJECT, fake, or a YAML file of a workcell",
     )
-    parser.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the environment, such as slow_first_steps=20",
-    )  # fmt: skip
+    flags.add_keywords(
+        parser, "--env-arg", "keyword argument of the environment, such as slow_first_steps=20"
+    )
 
 
 def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -32,10 +31,7 @@ def workcell_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_teleop_settings(group: Any) -> None:
     """Declare ``--teleop-arg``, of the commands that open a teleoperation device."""
-    group.add_argument(
-        "--teleop-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="setting of the device, such as dead_zone=0.15",
-    )  # fmt: skip
+    flags.add_keywords(group, "--teleop-arg", "setting of the device, such as dead_zone=0.15")
 
 
 def check_full_speed(

@@ -49,10 +49,9 @@ _RESERVED = {
 def add_what(group: Any) -> None:
     """Declare which episodes are run, by which rules."""
     flags.declare(group, EvalSpec)
-    group.add_argument(
-        "--env-arg", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the environment, such as resolution=128",
-    )  # fmt: skip
+    flags.add_keywords(
+        group, "--env-arg", "keyword argument of the environment, such as resolution=128"
+    )
     flags.declare(group, EvaluationRequest, only=("ablation",))
 
 

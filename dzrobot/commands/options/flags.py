@@ -263,6 +263,11 @@ def add_dataset_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--video", action="store_true", help="store images as video")
 
 
+def add_keywords(group: Any, option: str, meaning: str) -> None:
+    """Declare a flag that is given once for each ``KEY=VALUE``; see :func:`keywords`."""
+    group.add_argument(option, action="append", default=[], metavar="KEY=VALUE", help=meaning)
+
+
 def keywords(pairs: list[str], reserved: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return ``KEY=VALUE`` pairs of ``--env-arg`` as keyword arguments, values read as YAML.
 
