@@ -51,7 +51,7 @@ from dzrobot.policies.dreamzero.network.vae import Vae
 from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.training.cost.plan import ASSUMED_PROMPT, run_setup
 from dzrobot.training.recipes.architecture import run_network
-from dzrobot.training.recipes.read import read_planned
+from dzrobot.training.recipes.read import plan_recipe
 
 STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "5B, all weights, 1 device": ("droid_sft_dreamzero_5b", ("runner.global_batch_size=32",)),
@@ -87,7 +87,8 @@ def before() -> Iterator[None]:
 def step_lines(name: str) -> Iterator[str]:
     """Yield operators and bytes of a step's frames and encoders."""
     recipe, changes = STEPS[name]
-    config, base = read_planned(recipe, changes, 1)
+    planned = plan_recipe(recipe, changes, 1)
+    config, base = planned.config, planned.network
     setup, robot = run_setup(config, base, 1)
     plan = StepSetup(
         setup=replace(setup, network=with_layers(setup.network, 1)), robot=robot,
@@ -113,7 +114,8 @@ def _size(calls: Counter[Call]) -> str:
 def chunk_lines(variant: str) -> Iterator[str]:
     """Yield launches of every chunk of a window, and those outside of its recording."""
     robot = load_embodiment("oxe_droid")
-    config, base = read_planned(f"droid_sft_dreamzero_{variant}", (), 8)
+    planned = plan_recipe(f"droid_sft_dreamzero_{variant}", (), 8)
+    config, base = planned.config, planned.network
     plan = ChunkSetup(
         network=run_network(base, config.model, robot), image_size=robot.image_size,
         options=GenerateOptions(cfg_scale=robot.cfg_scale), prompt_rows=ASSUMED_PROMPT,

@@ -41,7 +41,7 @@ from dzrobot.training.cost.plan import (
     settle,
 )
 from dzrobot.training.cost.speed import describe_measured, describe_speed, peak_tflops
-from dzrobot.training.recipes.read import read_planned
+from dzrobot.training.recipes.read import plan_recipe
 from dzrobot.training.run import parallel
 from dzrobot.training.run.build import build
 from dzrobot.training.sft_config import ModelConfig, ParallelConfig
@@ -308,7 +308,8 @@ def test_memory_is_filled_with_kept_blocks(train_root, solo):
 
 
 def speed_of(recipe, *changes, devices=8, peak=989.0):
-    config, base = read_planned(recipe, changes, devices)
+    planned = plan_recipe(recipe, changes, devices)
+    config, base = planned.config, planned.network
     return run_speed(config, base, devices, peak)
 
 

@@ -30,7 +30,7 @@ from dzrobot.policies.dreamzero.policy import DreamZeroPolicy
 from dzrobot.training import Plugin
 from dzrobot.training.data import LoaderPlan, build_loader
 from dzrobot.training.data.sampler import Draws
-from dzrobot.training.recipes.read import read_planned, read_recipe
+from dzrobot.training.recipes.read import plan_recipe, read_recipe
 from dzrobot.training.run.build import build
 from dzrobot.training.run.plugin import Plugins, load_plugin
 from dzrobot.training.run.trainer import Trainer
@@ -415,10 +415,10 @@ def test_a_plan_looks_for_plugins_as_training_does(lab, monkeypatch):
             "runner.plugins=" + str([name]),
         ]
         if said is None:
-            assert read_planned("tiny_cpu", words, 1)[0].runner.plugins == (name,)
+            assert plan_recipe("tiny_cpu", words, 1).config.runner.plugins == (name,)
         else:
             with pytest.raises(ConfigError, match=said):
-                read_planned("tiny_cpu", words, 1)
+                plan_recipe("tiny_cpu", words, 1)
 
 
 @pytest.mark.long

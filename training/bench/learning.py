@@ -33,7 +33,7 @@ from dzrobot.training.data import (
 )
 from dzrobot.training.data.mixture import SampleKey
 from dzrobot.training.data.normalization import measure
-from dzrobot.training.recipes.read import find_recipe, load_recipe, read_planned
+from dzrobot.training.recipes.read import find_recipe, load_recipe, plan_recipe
 from dzrobot.training.run.build import build
 from dzrobot.training.run.initial_weights import open_initial_weights
 from dzrobot.training.run.metrics import LogRecord
@@ -356,7 +356,7 @@ def asked_recipe(settings: BenchSettings, folder: Path) -> tuple[SFTConfig, list
     name = settings.recipe or DEFAULT_RECIPE
     if read_config(find_recipe(name), own).values.get("data", {}).get("train_data_paths") is None:
         version = "v2.1" if settings.lerobot is None else "v3.0"
-        own += _made_up(read_planned(name, own, 1)[0], folder, version)
+        own += _made_up(plan_recipe(name, own, 1).config, folder, version)
         notes.append(
             f"recordings: none were given, so {_EPISODES} episodes of noise in {noise_format()} "
             "were made"

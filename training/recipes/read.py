@@ -150,14 +150,6 @@ def plan_recipe(name: str, overrides: Sequence[str], devices: int) -> PlannedRun
     )  # fmt: skip
 
 
-def read_planned(
-    name: str, overrides: Sequence[str], devices: int
-) -> tuple[SFTConfig, NetworkConfig]:
-    """Return configuration and network of :func:`plan_recipe`."""
-    planned = plan_recipe(name, overrides, devices)
-    return planned.config, planned.network
-
-
 def _placeholders(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield values for paths that a recipe leaves to the command line."""
     data = values.get("data")
