@@ -5,6 +5,7 @@
 
 It produces the readings of a SpaceMouse: a deadman, motions along the axes of the base, a gripper
 that is open or closed. Like a human hand, it is unsteady and sometimes releases the deadman.
+``scripted_teleop:HelpingOperator`` takes over from a policy (``--policy``) again and again.
 """
 
 from typing import Any
@@ -19,6 +20,9 @@ TREMBLE = 0.1
 
 PAUSE_EVERY = 25
 """Number of readings after which the deadman is released for one."""
+
+WATCHES, HELPS = 30, 60
+"""Readings for which a helping operator lets the policy act, and then steers."""
 
 
 class ScriptedOperator:
@@ -59,3 +63,22 @@ class ScriptedOperator:
             motion=tuple(float(number) for number in motion.clip(-1.0, 1.0)),
             closed=move.gripper == CLOSE,
         )
+
+
+class HelpingOperator(ScriptedOperator):
+    """The same beside a policy: watches it for a while, helps for a while, and so on.
+
+    Args:
+        env: As above.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._looks = 0
+
+    def read(self) -> TeleopReading:
+        """Return the current reading."""
+        self._looks += 1
+        if self._looks % (WATCHES + HELPS) < WATCHES:
+            return TeleopReading(active=False, motion=(0.0,) * 6)
+        return super().read()

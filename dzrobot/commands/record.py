@@ -76,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--takeover", type=flags.text, metavar="expert:RULE",
         help="in a simulator, with --policy: an expert takes over as a person would, where the "
-        "hand is stuck (expert:stuck=2, seconds) or by chance (expert:random=0.2, in a second); "
-        "behind it ,delay=S ,lasts=S ,noise=STD",
+        "hand is stuck (expert:stuck=2, seconds), by chance (expert:random=0.2, in a second) or "
+        "where the predicted video is wrong (expert:prediction=ERROR, in latents); behind it "
+        ",delay=S ,lasts=S ,noise=STD",
     )  # fmt: skip
     flags.declare(parser, RecordingGoal)
     parser.add_argument(

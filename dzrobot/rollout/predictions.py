@@ -188,6 +188,48 @@ class _Carried(Generic[_Predicted]):
                 "timing": timing}  # fmt: skip
 
 
+class CarriedPlans(Generic[_Predicted]):
+    """Follows which plan an actor carries out, and what is seen of what it predicted.
+
+    Args:
+        actor: Its policy predicts, and says as which robot.
+        predicted: Returns what is wanted of what the last plan of a session predicts.
+    """
+
+    def __init__(self, actor: PolicyActor, predicted: Callable[[Policy, str], _Predicted]) -> None:
+        self._actor, self._predicted = actor, predicted
+        self._robot = robot_of(actor.policy)
+        self.steps = frame_steps(self._robot.timing)
+        self._open: _Carried[_Predicted] | None = None
+
+    def is_predicted(self, step: int) -> bool:
+        """Return whether the plan that is being carried out predicts the frame of ``step``."""
+        return self._open is not None and step - self._open.step in self.steps
+
+    def see(self, step: int, observation: Observation) -> _Carried[_Predicted] | None:
+        """Take in what the actor has just acted on; return the plan that ended with it, if any."""
+        policy, session = self._actor.policy, self._actor.session
+        plan = policy.last_plan(session)
+        fresh = plan is not None and (self._open is None or plan is not self._open.plan)
+        wanted = self.is_predicted(step)
+        if not (fresh or wanted):
+            return None
+        seen = tiled(observation, self._robot)
+        if self._open is not None and wanted:
+            self._open.frames.append(step - self._open.step)
+            self._open.seen.append(seen)
+        if not fresh or plan is None:
+            return None
+        ended = self.end()
+        self._open = _Carried(step, plan, seen, self._predicted(policy, session))
+        return ended
+
+    def end(self) -> _Carried[_Predicted] | None:
+        """Return the plan that was being carried out, which is no longer."""
+        ended, self._open = self._open, None
+        return ended
+
+
 class _AtOnce(Executor):
     """Runs what it is given in the thread that gives it, which gets what it raises."""
 
@@ -259,16 +301,9 @@ class _Decoded(_Keeper[_Decode]):
 
     def add(self, one: _Carried[_Decode]) -> None:
         """Decode a plan, and add it."""
-        shown = [self._steps.index(after) for after in one.frames]
-        # The first frame of a video that starts over was seen, not predicted.
-        wanted = 1 + max(shown, default=0)
-        video = one.predicted(len(self._steps) - wanted)[-wanted:]
-        blank = np.zeros_like(video[0])
-        start = _as_seen_by_network(one.start, blank)
+        start, seen, predicted = _compared(one, self._steps)
         film = self._film()
-        film.add(np.concatenate([start, blank]))
-        predicted = [video[index] for index in shown]
-        seen = [_as_seen_by_network(image, blank) for image in one.seen]
+        film.add(np.concatenate([start, np.zeros_like(start)]))
         for pair in zip(seen, predicted, strict=True):
             film.add(np.concatenate(pair))
         errors = latent_errors(self._encoder, start, seen, predicted)
@@ -349,11 +384,10 @@ class PredictingActor(Actor):
     later: bool = False
     """Whether they are decoded later, which takes a policy that hands out latents."""
 
-    _open: _Carried[Any] | None = None
     _executed: list[list[float]] = field(default_factory=list)
     _states: list[list[float]] = field(default_factory=list)
     _robot: Embodiment = field(init=False)
-    _steps: tuple[int, ...] = field(init=False)
+    _plans: CarriedPlans[Any] = field(init=False)
     _kept: _Keeper[Any] = field(init=False)
     _executor: Executor = field(init=False)
     _jobs: deque[Future[Any]] = field(default_factory=deque)
@@ -364,13 +398,14 @@ class PredictingActor(Actor):
         policy = self.inner.policy
         self._robot = robot_of(policy)
         timing = self._robot.timing
-        self._steps = frame_steps(timing)
+        steps = frame_steps(timing)
         fps = timing.control_hz * len(timing.frame_offsets) / timing.action_horizon
         path = self.folder / PREDICTION_FOLDER / UNFINISHED / f"{self.case}.mp4"
         if self.later:
-            self._kept = _Undecoded(path, fps, self._steps)
+            self._kept = _Undecoded(path, fps, steps)
         else:
-            self._kept = _Decoded(path, fps, self._steps, policy)
+            self._kept = _Decoded(path, fps, steps, policy)
+        self._plans = CarriedPlans(self.inner, self._kept.predicted)
         beside = policy.can.defers and not self.later
         self._executor = ThreadPoolExecutor(1) if beside else _AtOnce()
 
@@ -391,28 +426,15 @@ class PredictingActor(Actor):
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time; what it predicts is shown and kept apart."""
         action, spent = self.inner.act(observation)
-        step, robot = len(self._executed), self._robot
-        policy, session = self.inner.policy, self.inner.session
-        plan = policy.last_plan(session)
-        fresh = plan is not None and (self._open is None or plan is not self._open.plan)
-        wanted = self._is_predicted(step)
-        if fresh or wanted:
-            seen = tiled(observation, robot)
-            if self._open is not None and wanted:
-                self._open.frames.append(step - self._open.step)
-                self._open.seen.append(seen)
-            if fresh and plan is not None:
-                self._close_chunk()
-                predicted = self._kept.predicted(policy, session)
-                self._open = _Carried(step, plan, seen, predicted)
+        self._keep(self._plans.see(len(self._executed), observation))
         self._executed.append([float(number) for number in action])
-        state = [np.ravel(observation[key]) for key in robot.state_keys]
+        state = [np.ravel(observation[key]) for key in self._robot.state_keys]
         self._states.append([float(number) for number in np.concatenate(state)])
         return action, spent
 
     def reads_frames(self) -> bool:
         """Return whether the images of the next observation are looked at, or kept."""
-        return self._is_predicted(len(self._executed)) or self.inner.reads_frames()
+        return self._plans.is_predicted(len(self._executed)) or self.inner.reads_frames()
 
     def finish(self) -> EpisodeError | None:
         """Put what was kept where the results lie; an episode without a plan leaves nothing.
@@ -425,7 +447,7 @@ class PredictingActor(Actor):
         """
         stores = ErrorCapture(passes=lambda error: isinstance(error, ProtocolError))
         with stores as caught, storing(self.folder):
-            self._close_chunk()
+            self._keep(self._plans.end())
             self._settle(0)
             if self._failure is not None:
                 raise self._failure
@@ -433,21 +455,16 @@ class PredictingActor(Actor):
             self._kept.store(self.folder, self.case, executed, states)
         return caught.failure
 
-    def _is_predicted(self, step: int) -> bool:
-        """Return whether the plan that is being carried out predicts the frame of ``step``."""
-        return self._open is not None and step - self._open.step in self._steps
-
     def _settle(self, allowed: int) -> None:
         """Wait until at most ``allowed`` jobs are left."""
         while len(self._jobs) > allowed:
             error = self._jobs.popleft().exception()
             self._failure = self._failure or error
 
-    def _close_chunk(self) -> None:
-        if self._open is not None:
-            one, self._open = self._open, None
+    def _keep(self, ended: _Carried[Any] | None) -> None:
+        if ended is not None:
             self._settle(MAX_PENDING - 1)
-            self._jobs.append(self._executor.submit(self._kept.add, one))
+            self._jobs.append(self._executor.submit(self._kept.add, ended))
 
 
 def decode(
@@ -529,6 +546,48 @@ def _read_images(video: Path, count: int, remedy: str) -> Iterator[Image]:
             with parsing(str(video), ProtocolError, f"ends after {number} images", remedy):
                 image = next(frames).to_ndarray(format="rgb24")
             yield image
+
+
+def _compared(
+    one: _Carried[_Decode], steps: tuple[int, ...]
+) -> tuple[Image, Sequence[Image], Sequence[Image]]:
+    """Return what a plan was made from, what was then seen, and what it predicted for that.
+
+    All frames have the size (H, W, 3) of those that are decoded.
+    """
+    shown = [steps.index(after) for after in one.frames]
+    # The first frame of a video that starts over was seen, not predicted.
+    wanted = 1 + max(shown, default=0)
+    video = one.predicted(len(steps) - wanted)[-wanted:]
+    start, *seen = (_as_seen_by_network(image, video[0]) for image in (one.start, *one.seen))
+    return start, seen, [video[index] for index in shown]
+
+
+class PredictionError:
+    """How far what a policy predicts is from what is then seen, while it acts.
+
+    Args:
+        actor: Its policy predicts, encodes images, and says as which robot.
+    """
+
+    def __init__(self, actor: PolicyActor) -> None:
+        self._encoder = actor.policy
+        self._plans = CarriedPlans(actor, lambda policy, session: policy.imagine_later(session))
+        self._step = 0
+
+    def see(self, observation: Observation) -> float | None:
+        """Take in what the actor has just acted on.
+
+        Returns:
+            The ``latent_error`` (:func:`latent_errors`) of the plan that ended with it; None: none
+            did, or no frame was seen that it predicted.
+        """
+        ended = self._plans.see(self._step, observation)
+        self._step += 1
+        if ended is None or not ended.frames:
+            return None
+        compared = _compared(ended, self._plans.steps)
+        return latent_errors(self._encoder, *compared)["latent_error"]
 
 
 def latent_errors(

@@ -8,9 +8,11 @@ import pytest
 from dzrobot.cli import main
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ConfigError
+from dzrobot.policies import Plan, Policy
 from dzrobot.recording.catalog import episode_facts
 from dzrobot.rollout.demonstrations.takeover import ExpertHelp, Takeover
-from dzrobot.rollout.episode import Actor
+from dzrobot.rollout.episode import Actor, PolicyActor
+from dzrobot.rollout.predictions import frame_steps, tiled
 
 ROBOT = load_embodiment("libero_sim")
 HZ = 10
@@ -84,11 +86,55 @@ def test_chance_follows_from_the_start_alone():
     assert helped("expert:random=1,delay=0", range(200))[0].count("E") > 100
 
 
+class Dreamer(Policy):
+    """Predicts that what it sees stays as it is; an image is its brightness to it."""
+
+    def __init__(self):
+        self.embodiment, self.begun = load_embodiment("libero_mini"), 0
+
+    def reset(self, session="default", *, episode=None):
+        super().reset(session, episode=episode)
+        self.begun += 1
+
+    def plan(self, asks):
+        (ask,) = asks
+        self.seen = tiled(ask.observation, self.embodiment)
+        return [Plan.of(np.zeros((self.embodiment.timing.action_horizon, 7), np.float32))]
+
+    def imagine(self, session="default"):
+        return np.stack([self.seen] * len(frame_steps(self.embodiment.timing)))
+
+    def encode_images(self, images):
+        return images.mean(axis=(1, 2, 3), keepdims=True, dtype=np.float32) / 255
+
+
+def test_an_expert_takes_over_where_the_predicted_video_is_wrong():
+    policy = Dreamer()
+    robot = policy.embodiment
+    every = robot.timing.action_horizon
+    takeover = Takeover.parsed("expert:prediction=0.01,delay=0.1,lasts=0.3")
+    actor = ExpertHelp(PolicyActor(policy=policy), lambda env: Says(1.0), takeover, hand, HZ)
+    actor.begin(Start())
+    who = ""
+    for step in range(4 * every):
+        # It becomes brighter by 0.08 and later by 0.16: squared, less and more than 0.01.
+        level = round(255 * (0.2 + 0.08 * (step >= every) + 0.16 * (step >= 2 * every)))
+        seen = {key: np.full((128, 128, 3), level, np.uint8) for key in robot.video_keys}
+        seen |= {part.key: np.zeros(part.dim, np.float32) for part in robot.state}
+        actor.act(seen)
+        who += "E" if actor.intervened else "p"
+    # Known with the plan at two horizons, taken over a row later, and a row of delay.
+    assert who.startswith("p" * (2 * every + 2) + "EEE" + "p" * every)
+    assert who.count("E") == 3
+    assert policy.begun == 2
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "expert", "expert:", "person:stuck", "expert:error=1", "expert:stuck=x", "expert:random=2",
      "expert:random=0", "expert:stuck,delay", "expert:stuck,delay=1,delay=2", "expert:stuck,late=1",
-     "expert:stuck=1e9", "expert:stuck=-1", "expert:stuck,", "expert:stuck=1.2.3"],
+     "expert:stuck=1e9", "expert:prediction", "expert:prediction=-1",
+     "expert:stuck=-1", "expert:stuck,", "expert:stuck=1.2.3"],
 )  # fmt: skip
 def test_another_rule_is_refused(text):
     with pytest.raises(ConfigError, match=r"write expert:stuck=2"):
@@ -115,6 +161,10 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys):
         ([*point, "--policy", "hold", *stuck], "whose simulator an expert can look into"),
         (["--workcell", "fake", "--policy", "hold", *stuck], "on an arm a person takes over"),
         ([*point, "--policy", "hold", "--takeover", "stuck"], "write expert:stuck=2"),
+        (
+            ["--env", "dzrobot/lift-v0", "--policy", "hold", "--takeover", "expert:prediction=0.1"],
+            "HoldPolicy predicts no video in latents",
+        ),
     ):
         assert main([*words, *more]) == 2
         assert said in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -22,12 +23,13 @@ from dzrobot.policies.wrapping import Wrapper
 from dzrobot.rollout.asynchronous.engine import EngineActor, VirtualDesk
 from dzrobot.rollout.asynchronous.execution import ExecutionOptions, parse_latency, schedule
 from dzrobot.rollout.environment import facts_of, omitter
-from dzrobot.rollout.episode import PolicyActor, run_episode
+from dzrobot.rollout.episode import Actor, PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import evaluate
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
 from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy, open_coder
 from dzrobot.rollout.predictions import (
     PredictingActor,
+    PredictionError,
     decode,
     prediction_files,
     read_predictions,
@@ -208,14 +210,30 @@ def test_predictions_computed_beside_are_those_computed_at_once(trained, tmp_pat
     assert prompt.threads == unwilling.threads == {threading.current_thread()}
 
 
+class Judged(Actor):
+    """A policy whose predictions are compared with what is seen as it acts."""
+
+    def __init__(self, inner):
+        self.inner, self.found = inner, []
+
+    def begin(self, env):
+        self.inner.begin(env)
+        self.errors = PredictionError(self.inner)
+
+    def act(self, observation):
+        acted = self.inner.act(observation)
+        self.found.append(self.errors.see(observation))
+        return acted
+
+
 @pytest.mark.parametrize("history", ["off", "recent"])
 def test_predictions_decoded_later_are_those_decoded_at_once(trained, tmp_path, history):
     policy, found = trained[history], []
+    rules = EpisodeRules(seed=0, max_steps=2 * STEPS + 1)
     for later in (False, True):
         folder = tmp_path / str(later)
         inner = PolicyActor(policy=policy, noise_key=0)
         actor = PredictingActor(inner=inner, folder=folder, case="one", later=later)
-        rules = EpisodeRules(seed=0, max_steps=2 * STEPS + 1)
         hashed = run_episode(point(), actor, rules).action_sha256
         assert actor.finish() is None
         if later:
@@ -230,6 +248,14 @@ def test_predictions_decoded_later_are_those_decoded_at_once(trained, tmp_path, 
         video = prediction_files(folder, "one")[1].read_bytes()
         found.append((hashed, about, kept.executed, kept.states, kept.fps, video))
     assert found[0] == found[1]
+    judged = Judged(PolicyActor(policy=policy, noise_key=0))
+    run_episode(point(), judged, rules)
+    # While it acts, each is known when the next plan is made; the last plan has not ended.
+    known = [(step, error) for step, error in enumerate(judged.found) if error is not None]
+    assert known == [
+        (after.step, one.latents["latent_error"]) for one, after in pairwise(about) if one.latents
+    ]
+    assert known
 
 
 def test_a_video_asked_for_later_is_that_of_its_plan(trained):

@@ -144,12 +144,18 @@ class Driving:
         return acting if person is None else WatchedPolicy(acting, person)
 
     def _helped(
-        self, takeover: Takeover, acting: Actor, own: Embodiment, facts: EnvironmentFacts
+        self, takeover: Takeover, acting: PolicyActor, own: Embodiment, facts: EnvironmentFacts
     ) -> ExpertHelp:
         if facts.moves_an_arm or facts.hand is None:
             raise ConfigError(
                 "--takeover needs an environment whose simulator an expert can look into, such as "
                 "dzrobot/lift-v0; on an arm a person takes over by --teleop"
+            )
+        can = acting.policy.can
+        if takeover.rule == "prediction" and not (can.predicts and can.encodes):
+            raise ConfigError(
+                f"--takeover expert:prediction: {type(acting.policy).__name__} predicts no video "
+                "in latents; give a checkpoint, or the rule expert:stuck"
             )
 
         def expert(env: Any) -> Actor:

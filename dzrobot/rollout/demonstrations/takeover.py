@@ -16,15 +16,17 @@ from dzrobot.errors import ConfigError
 from dzrobot.modality.window import Observation
 from dzrobot.policies.base import Action
 from dzrobot.rng import seed_sequence
-from dzrobot.rollout.episode import Actor
+from dzrobot.rollout.episode import Actor, PolicyActor
+from dzrobot.rollout.predictions import PredictionError
 
-Rule = Literal["stuck", "random"]
+Rule = Literal["stuck", "random", "prediction"]
 
 STUCK_M = 0.005
 """Meters within which the hand of a policy that is stuck stays."""
 
 _AMOUNTS: Mapping[Rule, float] = {"stuck": 2.0, "random": 0.2}
-"""Seconds without motion; chance in a second."""
+"""Seconds without motion; chance in a second. An error in latents has no usual value: it depends on
+the checkpoint."""
 
 _LONGEST_S = 3600.0
 _WORD = re.compile(r"([a-z]+)(?:=([0-9.]+))?")
@@ -36,7 +38,9 @@ class Takeover:
 
     rule: Rule
     """``stuck``: the hand has stayed within 5 mm for ``amount`` seconds; ``random``: with the
-    chance ``amount`` in every second."""
+    chance ``amount`` in every second; ``prediction``: the last frame that was seen of what a plan
+    predicted is farther off than ``amount``
+    (:func:`~dzrobot.rollout.predictions.latent_errors`)."""
 
     amount: float
     delay: float = 0.5
@@ -59,14 +63,14 @@ class Takeover:
         rule, *settings = (_WORD.fullmatch(word) for word in rest.split(","))
         known = ("delay", "lasts", "noise")
         names = [None if one is None else one[1] for one in settings]
-        if who != "expert" or rule is None or rule[1] not in get_args(Rule):
+        kind = next((one for one in get_args(Rule) if rule is not None and one == rule[1]), None)
+        if who != "expert" or rule is None or kind is None:
             raise _refused(text)
         if not set(names) <= {*known} or len(set(names)) < len(names):
             raise _refused(text)
         values = {one[1]: _number(one[2] or "", text) for one in settings if one is not None}
-        kind: Rule = "stuck" if rule[1] == "stuck" else "random"
-        amount = _AMOUNTS[kind] if rule[2] is None else _number(rule[2], text)
-        if kind == "random" and not 0 < amount <= 1:
+        amount = _AMOUNTS.get(kind) if rule[2] is None else _number(rule[2], text)
+        if amount is None or (kind == "random" and not 0 < amount <= 1):
             raise _refused(text)
         return cls(rule=kind, amount=amount, **values)
 
@@ -83,8 +87,10 @@ def _number(written: str, text: str) -> float:
 
 def _refused(text: str) -> ConfigError:
     return ConfigError(
-        f"--takeover {text}: write expert:stuck=2 (seconds without motion) or expert:random=0.2 "
-        "(chance in a second, at most 1), and if you like ,delay=0.5 ,lasts=3 ,noise=0.1 behind it"
+        f"--takeover {text}: write expert:stuck=2 (seconds without motion), expert:random=0.2 "
+        "(chance in a second, at most 1) or expert:prediction=0.1 (error of the predicted video in "
+        "latents, as `dzrobot compare --predictions` prints it), and if you like ,delay=0.5 "
+        ",lasts=3 ,noise=0.1 behind it"
     )
 
 
@@ -99,7 +105,8 @@ class ExpertHelp(HelpedPolicy):
     """A policy and an expert of the simulator, as an actor.
 
     Args:
-        policy: Acts; it begins anew where the expert lets go.
+        policy: Acts; it begins anew where the expert lets go. With the rule ``prediction`` it
+            predicts, and encodes images.
         expert: Makes the expert for an environment that was reset.
         takeover: When the expert acts.
         hand: Returns where the hand is in an observation, (3,) in meters.
@@ -107,7 +114,7 @@ class ExpertHelp(HelpedPolicy):
     """
 
     def __init__(
-        self, policy: Actor, expert: Callable[[Any], Actor], takeover: Takeover,
+        self, policy: PolicyActor, expert: Callable[[Any], Actor], takeover: Takeover,
         hand: Callable[[Observation], NDArray[np.float32]], hz: float,
     ) -> None:  # fmt: skip
         self._policy, self._make = policy, expert
@@ -141,7 +148,10 @@ class ExpertHelp(HelpedPolicy):
             self.intervened, self._left = True, self._lasts
             self._expert.begin(self._env)
         if not self.intervened:
-            return self._policy.act(observation)
+            acted = self._policy.act(observation)
+            if self._errors is not None:
+                self._error = self._errors.see(observation) or 0.0
+            return acted
         self._left = None if self._left is None else self._left - 1
         action, spent = self._expert.act(observation)
         noisy = np.array(action, np.float32)
@@ -152,6 +162,9 @@ class ExpertHelp(HelpedPolicy):
         """Begin to look for a reason to take over."""
         self._seen: deque[NDArray[np.float32]] = deque(maxlen=self._rows["stuck"] + 1)
         self._waits: int | None = None
+        by_error = self._takeover.rule == "prediction"
+        self._errors = PredictionError(self._policy) if by_error else None
+        self._error = 0.0
 
     def _due(self, observation: Observation) -> bool:
         """Return whether the reason is there, and the time to react is over."""
@@ -165,6 +178,8 @@ class ExpertHelp(HelpedPolicy):
     def _needed(self, observation: Observation) -> bool:
         if self._takeover.rule == "random":
             return bool(self._draws.random() < self._takeover.amount / self._hz)
+        if self._takeover.rule == "prediction":
+            return self._error > self._takeover.amount
         self._seen.append(self._hand(observation))
         whole = len(self._seen) == self._seen.maxlen
         return whole and float(np.ptp(np.stack(self._seen), axis=0).max()) <= STUCK_M
