@@ -12,13 +12,19 @@ from dzrobot.commands.options.evaluation import check_flags, read_request
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError
 from dzrobot.files import locked
+from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+from dzrobot.policies.dreamzero.parts import as_trained
 from dzrobot.process import run_command
 from dzrobot.progress import span
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.rollout.evaluation.studies.series import UNPERTURBED
 from dzrobot.training.improve.improve_settings import ImproveSettings, settle, write_settings
 from dzrobot.training.improve.page import write_rounds
 from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, done_file, has_waited
+from dzrobot.training.recipes.architecture import source_plans
 from dzrobot.training.recipes.read import load_recipe
+from dzrobot.training.run.opening import recorded_anchor
+from dzrobot.training.sft_config import SFTConfig
 
 LOCK_FILE = "improve.lock"
 
@@ -154,12 +160,29 @@ def _check(improvement: Improvement) -> None:
             "of this machine that holds a checkpoint with its statistics, such as "
             "`dzrobot download` or `dzrobot export` writes"
         )
-    load_recipe(settings.recipe, improvement.recipe_words(0, 0), settings.processes)
+    words = improvement.recipe_words(0, 0)
+    _check_anchor(settings, load_recipe(settings.recipe, words, settings.processes))
     for words in improvement.commands():
         parsed = _parsed(words)
         if words[0] == "eval":
             check_flags(parsed)
             read_request(parsed)
+
+
+def _check_anchor(settings: ImproveSettings, config: SFTConfig) -> None:
+    """Refuse demonstrations that no run of the checkpoint can be trained beside."""
+    robot = source_plans(config)[0].embodiment
+    if robot.action_frame is None:
+        return
+    demos = [DatasetCatalog.open(path) for path in settings.demos]
+    recorded = recorded_anchor(demos, robot, config.data.action_anchor)
+    acts = as_trained(open_checkpoint(settings.checkpoint), robot).action_anchor
+    if acts not in (None, recorded):
+        raise ConfigError(
+            f"--demos measure actions from {recorded}, --checkpoint acts from {acts}, and so would "
+            "its runs, which are trained on together: give demonstrations of its anchor, or a "
+            "checkpoint that was trained on these"
+        )
 
 
 class _Checked(argparse.ArgumentParser):

@@ -13,8 +13,7 @@ from dzrobot.errors import ConfigError, DatasetError
 from dzrobot.recording import EpisodeWriter
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import DatasetReader, ReaderOptions
-from dzrobot.training.run.opening import _anchor, last_episodes
-from dzrobot.training.sft_config import DataConfig
+from dzrobot.training.run.opening import last_episodes, recorded_anchor
 
 LENGTHS = (20, 21, 22, 23)
 
@@ -63,19 +62,16 @@ def arm_recording(path, *anchors):
 def test_what_steps_are_measured_from_is_said_by_data_then_recipe_then_robot(tmp_path):
     target, silent = arm_recording(tmp_path / "a", "target"), arm_recording(tmp_path / "b", None)
 
-    def options(**values):
-        return DataConfig.model_validate({"train_data_paths": ["x"], **values})
-
-    assert _anchor([target], ARM, options()) == "target"
-    assert _anchor([target, silent], ARM, options(action_anchor="target")) == "target"
-    assert _anchor([silent], ARM, options(action_anchor="target")) == "target"
-    assert _anchor([silent], ARM, options()) == "measured"
-    assert _anchor([silent], replace(ARM, action_frame=None), options()) is None
+    assert recorded_anchor([target], ARM) == "target"
+    assert recorded_anchor([target, silent], ARM, "target") == "target"
+    assert recorded_anchor([silent], ARM, "target") == "target"
+    assert recorded_anchor([silent], ARM) == "measured"
+    assert recorded_anchor([silent], replace(ARM, action_frame=None)) is None
     with pytest.raises(DatasetError, match=r"target in .*a; measured in data.action_anchor"):
-        _anchor([target], ARM, options(action_anchor="measured"))
+        recorded_anchor([target], ARM, "measured")
     for number, anchors in enumerate([("target", "measured"), ("left",)]):
         with pytest.raises(DatasetError, match=r"action\.anchor"):
-            _anchor([arm_recording(tmp_path / str(number), *anchors)], ARM, options())
+            recorded_anchor([arm_recording(tmp_path / str(number), *anchors)], ARM)
 
 
 def test_the_last_successes_are_held_out(tmp_path):

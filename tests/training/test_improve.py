@@ -16,6 +16,7 @@ from kill_points import operations, stop
 from dzrobot.cli import main
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.tiny import TinyOptions, write_tiny_checkpoint
 from dzrobot.rollout.evaluation.report import STEPS_FILE, Score
 from dzrobot.rollout.evaluation.significance import PairCounts, adjusted_interval, mcnemar_p
 from dzrobot.training.improve.improve_settings import (
@@ -255,6 +256,28 @@ def test_the_next_step_is_shown_and_what_would_fail_is_refused_before(
         assert main([*command, *more]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.long
+def test_demonstrations_of_another_anchor_are_refused_and_init_takes_theirs(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    robot = train_worlds.ARM
+    demos = train_worlds.record(tmp_path / "dataset", episodes=1, robot=robot)
+    facts = demos / "meta/recording_facts.jsonl"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "action.anchor": "target"}))
+    metadata = train_worlds.statistics(demos, tmp_path / "metadata.json", robot)
+    write_tiny_checkpoint(tmp_path / "tiny", robot, TinyOptions(variant="5b"))
+    where = ["--embodiment", "train_worlds:ARM", "--dataset", str(demos)]
+    fit = ["--metadata", str(metadata), "--still-steps", "3", "--clip-steps", "3"]
+    assert main(["init", str(tmp_path / "fitted"), *where, *fit]) == 0
+    command = [*start(tmp_path, tmp_path / "made"), "model.embodiment_tag=train_worlds:ARM"]
+    capsys.readouterr()
+    assert main([*command, "--show"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--demos measure actions from target, --checkpoint acts from measured" in said
+    assert main([*command, f"--checkpoint={tmp_path / 'fitted'}", "--show"]) == 0
 
 
 class Killed:

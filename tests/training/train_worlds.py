@@ -44,6 +44,10 @@ ROBOT = _small("libero_sim")
 """LIBERO with small images and short windows; recipes name it ``train_worlds:ROBOT``."""
 
 
+ARM = dataclasses.replace(ROBOT, tag="small_arm", action_frame="base", action_anchor="measured")
+"""The same as an arm whose steps may be measured from either anchor."""
+
+
 class SmallEnv(PointEnv):
     """The point, in images of the size that this world's robot has."""
 

@@ -220,7 +220,9 @@ def _spec(
         timing = replace(embodiment.timing, pad_tail=False)
         embodiment = replace(embodiment, timing=timing)
     opened = [catalogs[path] for path in plan.paths]
-    embodiment = replace(embodiment, action_anchor=_anchor(opened, embodiment, data))
+    embodiment = replace(
+        embodiment, action_anchor=recorded_anchor(opened, embodiment, data.action_anchor)
+    )
     last = [
         last_episodes(catalog, data.episodes, data.holdout_episodes)
         if embodiment.action and plan.credit is None
@@ -237,10 +239,15 @@ def _spec(
     )  # fmt: skip
 
 
-def _anchor(
-    catalogs: Sequence[DatasetCatalog], robot: Embodiment, data: DataConfig
+def recorded_anchor(
+    catalogs: Sequence[DatasetCatalog], robot: Embodiment, said: ActionAnchor | None = None
 ) -> ActionAnchor | None:
     """Return what the steps of a source's actions are measured from.
+
+    Args:
+        catalogs: Recordings of the source.
+        robot: Its robot, whose anchor it is where nothing says another.
+        said: ``data.action_anchor`` of the recipe.
 
     Raises:
         DatasetError: recordings and recipe differ.
@@ -248,7 +255,7 @@ def _anchor(
     if robot.action_frame is None:
         return None
     stated = {str(catalog.root): catalog.action_anchor for catalog in catalogs}
-    stated["data.action_anchor"] = data.action_anchor
+    stated["data.action_anchor"] = said
     known = {anchor for anchor in stated.values() if anchor is not None}
     if len(known) > 1:
         raise DatasetError(

@@ -42,7 +42,7 @@ from dzrobot.training.data import (
     TrainingData,
 )
 from dzrobot.training.run.inputs import training_prompts
-from dzrobot.training.run.opening import last_episodes
+from dzrobot.training.run.opening import last_episodes, recorded_anchor
 from dzrobot.training.tiny.autoencoder import (
     CLIP,
     STILL,
@@ -185,13 +185,16 @@ def write_fitted_checkpoint(
             recipe=recipe,
             prompts=training_prompts(data.whole),
         )
-        write_new_checkpoint(output, target.embodiment, content)
+        write_new_checkpoint(output, data.robot, content)
         saves.clear()
     return recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Recordings:
+    robot: Embodiment
+    """As it was recorded: what is trained on them acts from their anchor."""
+
     fitted: AutoencoderData
     whole: TrainingData
     """Whole samples of the same episodes."""
@@ -201,8 +204,9 @@ class _Recordings:
 
 
 def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
-    robot, metadata = target.embodiment, target.metadata
-    catalogs = [DatasetCatalog.open(path) for path in target.datasets]
+    metadata, catalogs = target.metadata, [DatasetCatalog.open(path) for path in target.datasets]
+    anchor = recorded_anchor(catalogs, target.embodiment)
+    robot = replace(target.embodiment, action_anchor=anchor)
     last = [last_episodes(catalog, plan.episodes, plan.held_out) for catalog in catalogs]
     fitted = [EpisodeSelection(without=episodes) for episodes in last]
     others = [EpisodeSelection(only=episodes) for episodes in last] if plan.held_out else fitted
@@ -214,7 +218,7 @@ def _opened(target: FittedTo, plan: AutoencoderPlan) -> _Recordings:
         for one, chosen in ((stills, fitted), (clips, fitted), (whole, fitted), (whole, others))
     ]
     cut = AutoencoderData(stills=opened[0], clips=opened[1])
-    return _Recordings(fitted=cut, whole=opened[2], held_out=opened[3])
+    return _Recordings(robot=robot, fitted=cut, whole=opened[2], held_out=opened[3])
 
 
 def _saves(output: Path, plan: AutoencoderPlan, whole: TrainingData, size: str) -> FitCheckpoint:
