@@ -9,8 +9,11 @@
         --output of_libero
     python benchmarks/zero.py of_libero results_libero --world libero
 
-Faults are put between environment, data and the bundled policy by code of this file alone: data
-are rewritten on disk, checkpoints edited, environments and policies wrapped. ``results/zero.jsonl``
+    python benchmarks/zero.py lift_20 results_act --world act --lerobot FOLDER --python PYTHON
+
+Faults are put between environment, data and the bundled policy, or an ACT that LeRobot trained, by
+code of this file alone: data are rewritten on disk, checkpoints edited, environments and policies
+wrapped. ``results/zero.jsonl``
 gets a line for each; the same command again runs what is missing. A fault that is harmless to this
 policy is right when it is named as a difference and not as a cause.
 """
@@ -269,10 +272,20 @@ class World:
     faults: tuple[str, ...] | None = None
     """Names of those that are put there; None: all."""
 
+    lerobot: Path | None = None
+    """Folder of the policy of LeRobot that acts there; None: the bundled one does."""
+
+    python: str = ""
+    """Python of the environment that has LeRobot."""
+
     @property
     def flags(self) -> list[str]:
         """Return how its policy acts."""
         return ["--solver-steps", "4", "--history", self.history]
+
+    def policy(self, folder: Path) -> list[str]:
+        """Return the flags that name LeRobot's policy in a folder."""
+        return ["--policy", f"lerobot:{folder}", "--lerobot-python", self.python, *ROBOT]
 
     def chosen(self, faults: "Sequence[Fault]") -> "list[Fault]":
         """Return those of ``faults`` that are put here, in the order in which they are run."""
@@ -291,8 +304,15 @@ WORLDS = {
             "x and y exchanged in data", "whole plan executed", "state position in mm",
         ),
     ),
+    "act": World(
+        (), "lift", "libero_object", "recent",
+        (
+            "none", "upside down", "cameras swapped", "gripper sign in data",
+            "x and y exchanged in data",
+        ),
+    ),
 }  # fmt: skip
-"""The faults of LIBERO were chosen before any was run there."""
+"""The faults of LIBERO, and those of LeRobot's policy, were chosen before any was run there."""
 
 
 def _policy(world):
@@ -380,6 +400,30 @@ STATISTICS = {
 }
 
 
+def relearned(policy: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
+    """Write LeRobot's ``policy`` as it would be, had it been trained on data with such actions.
+
+    Its last layer and the statistics of its actions are reordered; signs and scales go into the
+    statistics.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    change = rows(np.eye(7, dtype=np.float32), None)
+    order = np.abs(change).argmax(0)
+    factors = change[order, range(7)]
+    shutil.copytree(policy, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.action_head.weight", "model.action_head.bias"):
+        weights[name] = np.ascontiguousarray(weights[name][order])
+    save_file(weights, folder / "model.safetensors")
+    (file,) = folder.glob("policy_postprocessor*unnormalizer*.safetensors")
+    statistics = load_file(file)
+    for name in ("action.mean", "action.std"):
+        statistics[name] = statistics[name][order] * factors
+    save_file(statistics, file)
+    return folder
+
+
 def edited(folder: Path, name: str, world: World) -> Path:
     """Write the bundled checkpoint without its passport, edited."""
     source = default_checkpoint(world.other if name == "another task's checkpoint" else world.task)
@@ -453,7 +497,12 @@ def command(fault: Fault, world: World, data: Path, work: Path) -> list[str]:
     for argument in (f"fault={json.dumps(name)}", *world.env):
         env += ["--env-arg", argument]
     policy = ["--checkpoint", str(default_checkpoint(world.task)), *world.flags]
-    if name in ROWS:
+    if world.lerobot is not None:
+        policy = world.policy(world.lerobot)
+    if name in ROWS and world.lerobot is not None:
+        learned = relearned(world.lerobot, folder / "policy", ROWS[name])
+        policy, data = world.policy(learned), rewrite(data, folder / "data", ROWS[name])
+    elif name in ROWS:
         number = list(ROWS).index(name)
         policy, data = (
             ["--policy", f"benchmarks.zero:{world.task}_policy_{number}", *ROBOT],
@@ -513,6 +562,8 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--world", choices=list(WORLDS), default="lift")
+    parser.add_argument("--lerobot", type=Path, help="of the world 'act': the policy's folder")
+    parser.add_argument("--python", default="", help="of the world 'act': LeRobot's Python")
     parser.add_argument("--only", nargs="*", default=None, help="names of faults")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
     parser.add_argument(
@@ -528,7 +579,9 @@ def main() -> None:
     lines = file.read_text().splitlines() if file.exists() else []
     found_before = map(json.loads, lines)
     done = {one["fault"] for one in found_before if one["verdict"] != "not run"}
-    world = WORLDS[given.world]
+    world = replace(WORLDS[given.world], lerobot=given.lerobot, python=given.python)
+    if (given.world == "act") != (given.lerobot is not None):
+        parser.error("--world act needs --lerobot FOLDER and --python FILE, and no other does")
     for fault in world.chosen(FAULTS):
         unwanted = given.only is not None and fault.name not in given.only
         if fault.name in done or unwanted or time.monotonic() - began > given.seconds:
