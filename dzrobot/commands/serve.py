@@ -54,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until stopped; return 0, or 1 after the policy has failed."""
+    level = logging.INFO
     if PARENT_VARIABLE in os.environ:
+        # One client, which counts its plans itself: a line for each would bury what it says.
+        level = logging.WARNING
         end_with_parent(int(os.environ[PARENT_VARIABLE]))
         # The program that started it has the address, and a next command of its own.
         arguments.next_is_said = True
@@ -71,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"the policy {found.spec.name} lives beside its environment: give another"
         )
     robot = policy.embodiment or found.robot
-    logging.getLogger("dzrobot.policies.serving").setLevel(logging.INFO)
+    logging.getLogger("dzrobot.policies.serving").setLevel(level)
     limit_log()
     with contextlib.ExitStack() as stack:
         recorder = None

@@ -209,15 +209,19 @@ def weights(look: Examination) -> Verdict:
         )
     base = "weights that were not trained on these data (base weights, another checkpoint)"
     adapter = "an adapter that was not loaded, or too little training"
-    if answers := answers_as(look.card):
+    served = look.found.spec.server is not None
+    # A server that was started for this policy serves what was asked for.
+    if served and (answers := answers_as(look.card)):
         base = f"{base}, or another server than was meant: it says that it serves {answers}"
     if words := adapter_words(look.found):
         evidence = f"{evidence}; {words}"
+    readable = served or look.found.checkpoint is not None
+    more = ", and `dzrobot inspect` whether there is an adapter" if readable else ""
     return Verdict(
         causes=(base, adapter),
         sentence=f"Either {base}, or {adapter}: {evidence}, and what else was measured is "
         "right; run this command on the weights before fine-tuning: the same figure says that "
-        "training or adapter is missing, and `dzrobot inspect` whether there is an adapter.",
+        f"training or adapter is missing{more}.",
     )
 
 

@@ -105,7 +105,7 @@ def test_actions_through_the_wire_are_select_actions(version, kind, tmp_path):
 @needs_lerobot[0]
 @needs_lerobot[1]
 def test_it_is_evaluated_in_simulation_and_on_the_emulated_arm(
-    env, robot, arguments, tmp_path, monkeypatch, capsys
+    env, robot, arguments, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
     python = python_of("0.4.4")
@@ -113,7 +113,8 @@ def test_it_is_evaluated_in_simulation_and_on_the_emulated_arm(
     words = ["eval", "--env", env, "--policy", name, "--lerobot-python", str(python)]
     words += [*arguments, "--embodiment", robot, "--episodes", "2", "--max-steps", "15"]
     words += ["--unattended"] if "Franka" in env else []
-    assert main([*words, "--videos", "none", "--output", "results"]) == 0, capsys.readouterr()
+    assert main([*words, "--videos", "none", "--output", "results"]) == 0, capfd.readouterr()
+    assert "took" not in capfd.readouterr().err, "the server's line for each plan"
     rows = [json.loads(line) for line in Path("results/records.jsonl").read_text().splitlines()]
     assert [row["error"] for row in rows] == [None, None]
     card = json.loads(Path("results/card.json").read_text())

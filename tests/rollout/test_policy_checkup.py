@@ -377,6 +377,8 @@ def test_a_checkpoint_says_whether_it_was_trained_on_these_instructions(data, tm
 class Elsewhere(Looking):
     """What answers at an address where another policy is expected."""
 
+    card = {"server": {"checkpoint": "libero_object"}}
+
     def toward(self, seen):
         """Return what has nothing to do with the data."""
         return np.sin(np.arange(7) * float(seen["state.state"].sum()) * 1e3).astype(np.float32)
@@ -392,6 +394,21 @@ def test_a_server_that_serves_something_else_is_named_by_what_it_says(capsys, da
     assert (
         "another server than was meant: it says that it serves 'libero_object'" in found["sentence"]
     )
+
+
+def elsewhere(_):
+    """Make it."""
+    return Elsewhere()
+
+
+def test_a_policy_that_is_given_without_a_server_is_not_taken_for_another_server(capsys, data):
+    found = asked(
+        capsys, "--dataset", data, "--policy", f"{HERE}:elsewhere", "--embodiment", "libero_mini"
+    )
+    assert found["exit"] == 1
+    assert "too little training" in found["sentence"]
+    for words in ("another server", "dzrobot inspect"):
+        assert words not in found["sentence"]
 
 
 def test_a_sign_of_the_policys_own_is_named(capsys, data):
