@@ -21,8 +21,9 @@ from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.processor.hil_processor import ImageCropResizeProcessorStep
+from torchvision.ops.misc import FrozenBatchNorm2d
 
-CHUNK, EXECUTED, SIDE, BATCH, RATE, SAVE = 16, 8, 64, 16, 5e-4, 200
+CHUNK, EXECUTED, SIDE, BATCH, RATE, SAVE = 16, 8, 64, 16, 3e-4, 200
 ACTION = "action"
 
 
@@ -61,6 +62,24 @@ def chunks_of(actions, episodes):
     return actions[np.minimum(ahead, last[:, None])], torch.from_numpy(ahead > last[:, None])
 
 
+def calibrate(policy, batch):
+    """Give every frozen normalization of the backbone the statistics of ``batch``.
+
+    Without downloaded weights they are zero and one, and deep layers hardly learn.
+    """
+
+    def measured(layer, given):
+        layer.running_mean.copy_(given[0].mean((0, 2, 3)))
+        layer.running_var.copy_(given[0].var((0, 2, 3)))
+
+    layers = [one for one in policy.modules() if isinstance(one, FrozenBatchNorm2d)]
+    hooks = [one.register_forward_pre_hook(measured) for one in layers]
+    with torch.no_grad():
+        policy(batch)
+    for hook in hooks:
+        hook.remove()
+
+
 def main():
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -83,6 +102,9 @@ def main():
         optimizer,
         lambda step: min(1.0, (step + 1) / 50) * (1 + math.cos(math.pi * step / given.steps)) / 2,
     )
+    few = torch.randperm(len(episodes))[:64]
+    batch = before({name: values[few] for name, values in rows.items()})
+    calibrate(policy, {**batch, "action_is_pad": padded[few]})
     began, losses = time.monotonic(), []
     for step in range(1, given.steps + 1):
         at = torch.randint(len(episodes), (BATCH,))

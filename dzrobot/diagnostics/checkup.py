@@ -19,7 +19,7 @@ from dzrobot.diagnostics.conventions import (
     Repair,
     RotationReading,
 )
-from dzrobot.diagnostics.motion import Bench, Motions, RecordedStart
+from dzrobot.diagnostics.motion import Answers, Bench, Motions, RecordedStart
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
@@ -86,6 +86,7 @@ def examine(
     else:
         repair, found = check_motion(first, bench, hand, noise)
         yield from found
+        yield from check_answers(first, bench, hand)
     yield check_success(episodes, bench, repair, noise)
 
 
@@ -259,6 +260,26 @@ def check_motion(
             )
         )
     return motion.repair, found
+
+
+def check_answers(
+    episodes: Sequence[RecordedStart], bench: Bench, hand: HandMotion
+) -> Iterator[Finding]:
+    """Yield how recorded actions differ in meaning from what was executed in the same rows.
+
+    A policy learns the recorded ones, so that what was executed is right does not help it.
+
+    Args:
+        episodes: What was recorded.
+        bench: Where it would be repeated; nothing is.
+        hand: Which numbers move the hand.
+    """
+    known = [one for one in episodes if one.answers is not None]
+    if not known:
+        return
+    for fault in Answers(bench, known, hand, conventions.as_stated(hand)).compare().faults:
+        note = f"{fault.note}; that is what was executed in the same rows"
+        yield Finding("fail", fault.what, note)
 
 
 def check_success(

@@ -34,6 +34,7 @@ LAST_STEPS = 80
 
 _GRIPPER_STEPS = 8
 _BETTER = 0.7
+_LESS = 0.8
 _WORSE = 1.1
 _HALF = 0.5
 _SURE = 0.02
@@ -50,6 +51,10 @@ class RecordedStart:
     recording: RecordedActions
     images: Mapping[str, Image] = field(repr=False)
     """By view key, (H, W, 3); only of those that are looked at."""
+
+    answers: Array | None = field(default=None, repr=False)
+    """(T, A): the recorded actions, where ``recording`` has what was executed in their place. None:
+    they were executed."""
 
     @property
     def start_known(self) -> bool:
@@ -207,12 +212,12 @@ class Motions:
         while now.total > AGREES and len(faults) < _MOST_FAULTS:
             self._bench.plan(_TRIED * len(self._recordings))
             best = min(self._tried(chosen, now), key=lambda tried: tried[1].total, default=None)
-            if best is None or not _mends(best[1], now):
+            if best is None or not self._mends(best[1], now):
                 break
             fault, now = best
             chosen = fault if chosen is UNCHANGED else chosen.then(fault)
             faults.append(fault)
-        if now.total > max(AGREES, _HALF * before.total) and not _mends_a_part(now, before):
+        if now.total > max(AGREES, _HALF * before.total) and not self._mends_a_part(now, before):
             # A change that mends half or less only follows what is there at random.
             return Motion(repair=UNCHANGED, faults=(), before=before, after=before)
         return Motion(repair=chosen, faults=tuple(faults), before=before, after=now)
@@ -288,7 +293,7 @@ class Motions:
     def _steps(self, repair: Repair, part: int) -> tuple[list[Array], list[Array]]:
         recorded, replayed = [], []
         for recording, states in zip(self._recordings, self.repeated(repair), strict=True):
-            own = _prefix(recording, self._hand)[:: repair.recorded_every]
+            own = self._compared(recording)[:: repair.recorded_every]
             one = conventions.steps_of(own, self._hand, self._reading)[part]
             stated = conventions.as_stated(self._hand)
             other = conventions.steps_of(states[:: repair.replayed_every], self._hand, stated)[part]
@@ -300,7 +305,7 @@ class Motions:
     def _misfit(self, repair: Repair) -> Misfit:
         found = [
             conventions.misfit(
-                _prefix(recording, self._hand), states, self._hand, self._reading, repair
+                self._compared(recording), states, self._hand, self._reading, repair
             )
             for recording, states in zip(self._recordings, self.repeated(repair), strict=True)
         ]
@@ -310,26 +315,94 @@ class Motions:
             fingers=float(np.mean([one.fingers for one in found])),
         )
 
+    def _compared(self, recording: RecordedActions) -> Array:
+        """Return the states (T, S) of the rows that are compared."""
+        return _prefix(recording, self._hand)
+
     def _actions(self, recording: RecordedActions, repair: Repair) -> Array:
-        """Return the actions of the first steps as ``repair`` has them."""
-        states = _prefix(recording, self._hand)
+        """Return the actions of the rows that are compared as ``repair`` has them."""
+        states = self._compared(recording)
         return repair.change(recording.actions[: len(states)].astype(np.float64), states)
 
+    def _mends(self, after: Misfit, before: Misfit) -> bool:
+        """Return whether a repair explains most of a difference, or one part as a whole."""
+        return after.total <= _BETTER * before.total or self._mends_a_part(after, before)
 
-def _mends(after: Misfit, before: Misfit) -> bool:
-    """Return whether a repair explains a difference: most of all of it, or one part as a whole."""
-    return after.total <= _BETTER * before.total or _mends_a_part(after, before)
+    def _mends_a_part(self, after: Misfit, before: Misfit) -> bool:
+        """Return whether one part of the motion agrees now, and no other has become worse.
+
+        Where translation and rotation are both off, the right repair of one leaves the other, and
+        fingers that close beside the object.
+        """
+        pairs = list(zip(after.parts, before.parts, strict=True))
+        one = any(self._is_mended(a, b) for a, b in pairs)
+        return one and all(a <= max(AGREES, _WORSE * b) for a, b in pairs)
+
+    def _is_mended(self, after: float, before: float) -> bool:
+        """Return whether a part that differed agrees now."""
+        return after <= AGREES < before
 
 
-def _mends_a_part(after: Misfit, before: Misfit) -> bool:
-    """Return whether one part of the motion agrees now, and no other has become worse.
+class Answers(Motions):
+    """Compares recorded actions with what was executed in the same rows: they, and noise.
 
-    Where translation and rotation are both off, the right repair of one leaves the other, and
-    fingers that close beside the object.
+    Noise is left by every repair, so a part is mended where clearly less of its square is left.
+
+    Args:
+        bench: Where recordings would be repeated; nothing is.
+        episodes: What was recorded, with ``answers``.
+        hand: Which numbers move the hand.
+        reading: How the recorded states write rotations.
     """
-    pairs = list(zip(after.parts, before.parts, strict=True))
-    one = any(a <= AGREES < b for a, b in pairs)
-    return one and all(a <= max(AGREES, _WORSE * b) for a, b in pairs)
+
+    def __init__(
+        self,
+        bench: Bench,
+        episodes: Sequence[RecordedStart],
+        hand: HandMotion,
+        reading: RotationReading,
+    ) -> None:
+        super().__init__(bench, episodes, hand, reading)
+        self._executed = [np.asarray(one.actions, np.float64) for one in self._recordings]
+        answers = [one.answers for one in episodes if one.answers is not None]
+        pairs = zip(self._recordings, answers, strict=True)
+        self._recordings = [_with_actions(one, rows) for one, rows in pairs]
+
+    def _compared(self, recording: RecordedActions) -> Array:
+        # Nothing is repeated: all rows cost as little as the first ones.
+        return recording.states.astype(np.float64)
+
+    def _is_mended(self, after: float, before: float) -> bool:
+        return before > AGREES and after**2 <= _LESS * before**2
+
+    def _candidates(self, chosen: Repair, now: Misfit) -> Iterator[Repair]:
+        # Both were written at one rate.
+        found = super()._candidates(chosen, now)
+        return (one for one in found if one.recorded_every == one.replayed_every == 1)
+
+    def _steps(self, repair: Repair, part: int) -> tuple[list[Array], list[Array]]:
+        columns = self._parts[part]
+        done, said = [], []
+        for recording, executed in zip(self._recordings, self._executed, strict=True):
+            repaired = self._actions(recording, repair)[:: repair.replayed_every, columns]
+            own = executed[:: repair.recorded_every, columns]
+            one, other = conventions.aligned(own, repaired, repair.lag)
+            done.append(one)
+            said.append(other)
+        return done, said
+
+    def _misfit(self, repair: Repair) -> Misfit:
+        shares = []
+        for part in range(len(self._parts)):
+            done, said = map(np.concatenate, self._steps(repair, part))
+            size = max(np.linalg.norm(done), np.linalg.norm(said), _SURE)
+            shares.append(float(np.linalg.norm(done - said) / size))
+        return Misfit(*shares)
+
+    @property
+    def _parts(self) -> tuple[slice, slice, slice]:
+        gripper = slice(self._hand.gripper, self._hand.gripper + 1)
+        return self._hand.translation, self._hand.turn, gripper
 
 
 def _prefix(recording: RecordedActions, hand: HandMotion) -> Array:

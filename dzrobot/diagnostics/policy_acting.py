@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from dzrobot.diagnostics.acting_trials import Start, Trials
-from dzrobot.diagnostics.checkup import Finding, check_motion, check_success
+from dzrobot.diagnostics.checkup import Finding, check_answers, check_motion, check_success
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.conventions import UNCHANGED
 from dzrobot.diagnostics.examination import CheckupLine, Examination, Step, Verdict, cause
@@ -76,6 +76,7 @@ def replayed(look: Examination) -> Step:
         # A policy that looks often enough may not mind.
         look.suspected = other
     look.differences += [f"{one.what}: {one.found}" for one in named]
+    yield from _answered(look, look.bench)
     if success.verdict == "fail" and not fails_its_data:
         return (yield from _not_again(look, look.recording, look.bench, success.found))
     return weights(look) if fails_its_data else None
@@ -93,6 +94,20 @@ def _repeated(look: Examination, bench: Bench) -> tuple[list[Finding], Finding]:
         return [], check_success(look.episodes, bench, UNCHANGED, look.noise)
     repair, findings = check_motion(look.episodes[:EPISODES], bench, hand, look.noise)
     return findings, check_success(look.episodes, bench, repair, look.noise)
+
+
+def _answered(look: Examination, bench: Bench) -> Iterator[CheckupLine]:
+    """Compare recorded actions, which the policy learned, with what was executed in their rows."""
+    hand = look.facts.hand
+    found = [] if hand is None else list(check_answers(look.episodes[:EPISODES], bench, hand))
+    for one in found:
+        yield look.line("replay", f"{one.what}, of the answer", one.found, differs=True)
+    if found:
+        what = "recorded actions mean something else than what was executed"
+        words = "; ".join(one.found for one in found)
+        look.differences.append(words)
+        named = ", ".join(one.what for one in found)
+        look.suspected = cause(f"{what} ({named})", words)
 
 
 def _state_differs(look: Examination) -> bool:

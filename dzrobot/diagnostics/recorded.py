@@ -267,11 +267,13 @@ def read_episodes(
     views = resolve(catalog, robot).views if images else {}
     for place, ordinal in enumerate(ordinals):
         number = int(catalog.episodes.index[ordinal])
-        recording = load_recording(catalog, number, robot).to_repeat
+        loaded = load_recording(catalog, number, robot)
+        recording = loaded.to_repeat
+        answers = None if loaded.executed is None else loaded.actions
         if len(recording.actions) < 2:
             raise DatasetError(f"{catalog.root}: episode {number} has a single row; delete it")
         seen = _first_images(catalog, views, ordinal) if place < LOOKED_AT else {}
-        yield RecordedStart(number=number, recording=recording, images=seen)
+        yield RecordedStart(number=number, recording=recording, images=seen, answers=answers)
 
 
 def _rate(catalog: DatasetCatalog, facts: EnvironmentFacts) -> Iterator[Finding]:

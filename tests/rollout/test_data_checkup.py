@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
-from dzrobot.diagnostics.checkup import examine
+from dzrobot.diagnostics.checkup import check_answers, examine
 from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.recorded import read_episodes
@@ -328,6 +328,47 @@ def test_motion_that_nothing_explains_is_a_fault_unless_noise_does(good, bench):
     found = list(examine(wrong, bench, ROBOT, HAND, noise=0.4))
     assert "noise of 0.4" in next(line for line in found if line.what == "motion").found
     assert "fail" not in {line.verdict for line in found}
+
+
+def answered(one, change=lambda actions, _: actions):
+    """Return an episode in which noise was added to the actions, with these, changed."""
+    actions, states = one.recording.actions, one.recording.states
+    noise = np.random.default_rng(one.number).normal(0, 0.2, actions.shape).astype(np.float32)
+    noise[:, GRIPPER] = 0
+    answers = change(actions.copy(), states).astype(np.float32)
+    return replace(acted(lambda rows, _: rows + noise)(one), answers=answers)
+
+
+def ahead(actions, _):
+    """Write each action two rows early."""
+    return np.concatenate([actions[2:], np.repeat(actions[-1:], 2, 0)])
+
+
+ANSWERS = {
+    "gripper sign": times(GRIPPER, -1),
+    "gripper range": as_zero_or_one,
+    "rotation order": in_reversed_order,
+    "rotation sign": times(TURN, -1),
+    "absolute instead of delta": poses(HAND),
+    "translation axes exchanged": in_order(1, 0, 2),
+    "translation mirrored": times(0, -1),
+    "delta scale of the translation": times(MOVE, 0.4),
+    "delta scale of the rotation": times(TURN, 2),
+    "off by 2": ahead,
+}
+
+
+def test_recorded_actions_are_compared_with_what_was_executed_in_their_rows(good, bench):
+    """A policy learns the former: that what was executed leads to success again does not help."""
+    assert not list(check_answers(list(map(answered, good)), bench, HAND))
+    for what, change in ANSWERS.items():
+        wrong = [answered(one, change) for one in good[:1]]
+        assert [one.what for one in check_answers(wrong, bench, HAND)] == [what], what
+    (one, *_) = good
+    wrong = [replace(one, answers=ahead(one.recording.actions, None))]
+    named, _ = faults(wrong, bench, ROBOT, HAND)
+    assert named.keys() == {"off by 2"}
+    assert "executed in the same rows" in named["off by 2"]
 
 
 def written(root, episodes, task=HandEnv.task):

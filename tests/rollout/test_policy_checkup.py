@@ -34,7 +34,12 @@ from dzrobot.policies.dreamzero.checkpoints.trained_inputs import TrainedInputs
 from dzrobot.policies.serving.endpoint import ServeOptions
 from dzrobot.policies.serving.server import PolicyServer, in_background
 from dzrobot.recording import EpisodeWriter
-from dzrobot.rollout.demonstrations.record import CallableActor, RecordedEnv, record_episode
+from dzrobot.rollout.demonstrations.record import (
+    EXECUTED,
+    CallableActor,
+    RecordedEnv,
+    record_episode,
+)
 from dzrobot.rollout.environment import EnvironmentFacts
 from dzrobot.rollout.policy_spec import PolicySpec, resolve_policy
 from dzrobot.rollout.protocol import EpisodeRules
@@ -184,7 +189,7 @@ HAND = HandMotion(
 def point(*, fault: str = "", resolution: int = SIDE):
     """Make the environment."""
     inner = gym.make("dzrobot/point-v0", resolution=resolution, disable_env_checker=True)
-    if fault == "goal at reset":
+    if fault in ("goal at reset", "known hand"):
         inner.unwrapped.hand = HAND
     return Wrong(inner.unwrapped, fault)
 
@@ -284,6 +289,28 @@ def test_a_goal_that_is_elsewhere_at_reset_is_told_from_actions_that_mean_someth
     assert any("hold" in words or "goal at reset" in words for words in told)
 
 
+def test_a_policy_that_learned_answers_in_another_sense_than_was_executed_is_told(
+    capsys, data, tmp_path
+):
+    """What was executed leads to success again: only the column beside it tells."""
+    folder = shutil.copytree(data, tmp_path / "data")
+    for file in sorted((folder / "data").rglob("*.parquet")):
+        table = pq.read_table(file)
+        done, at = table["action"], table.schema.get_field_index("action")
+        rows = np.array(done.to_pylist(), np.float32) * np.array([-1, 1, 1, 1, 1, 1, 1], np.float32)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.array(rows.tolist(), field.type))
+        pq.write_table(table.append_column(EXECUTED, done), file)
+    info = json.loads((folder / "meta/info.json").read_text())
+    info["features"][EXECUTED] = info["features"]["action"]
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    found = examined(capsys, folder, "known hand", "mirrored")
+    assert line(found, "acting", "as it is")["found"] == "0 of 2 starts succeed"
+    assert (found["exit"], len(found["causes"])) == (1, 1)
+    assert "than what was executed (translation mirrored)" in found["causes"][0]
+    assert "change the sign of action[0]" in found["sentence"]
+
+
 def test_episodes_that_are_too_short_are_named_before_a_plan_is_made(capsys, data):
     where = ["--env", f"{HERE}:point", "--dataset", data, "--max-steps", "3"]
     found = asked(capsys, "--policy", f"{HERE}:looking", *where)
@@ -377,7 +404,10 @@ def test_a_checkpoint_says_whether_it_was_trained_on_these_instructions(data, tm
 class Elsewhere(Looking):
     """What answers at an address where another policy is expected."""
 
-    card = {"server": {"checkpoint": "libero_object"}}
+    @property
+    def card(self):
+        """Return what it says of itself."""
+        return {"server": {"checkpoint": "libero_object"}}
 
     def toward(self, seen):
         """Return what has nothing to do with the data."""
