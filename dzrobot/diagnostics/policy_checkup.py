@@ -4,7 +4,7 @@ Two things are kept apart: that something *differs* between training and acting,
 *matters* to this policy. Only what matters is a cause.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,7 +153,7 @@ def _inputs(look: Examination) -> Step:
         yield look.line("inputs", one.key, words, differs=bool(one.words))
         if one.words:
             found[one.key] = one.words
-    look.differences += [f"{key} is live {words}" for key, words in found.items()]
+    look.differences += _by_words(found)
     if not found or look.own is None or not look.own.does_its_data:
         return None
     ratios = {}
@@ -172,6 +172,17 @@ def _inputs(look: Examination) -> Step:
         "make the environment's observation, or what stands between it and the policy, what "
         "the data hold",
     )
+
+
+def _by_words(found: Mapping[str, str]) -> list[str]:
+    """Return in words what live inputs are; keys that differ alike have one reason, and are one."""
+    keys: dict[str, list[str]] = {}
+    for key, words in found.items():
+        keys.setdefault(words, []).append(key)
+    return [
+        f"{' and '.join(same)} {'is' if len(same) == 1 else 'are'} live {words}"
+        for words, same in keys.items()
+    ]
 
 
 def _seen(look: Examination) -> LiveInputs | None:
