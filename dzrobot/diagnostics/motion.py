@@ -304,9 +304,7 @@ class Motions:
 
     def _misfit(self, repair: Repair) -> Misfit:
         found = [
-            conventions.misfit(
-                self._compared(recording), states, self._hand, self._reading, repair
-            )
+            conventions.misfit(self._compared(recording), states, self._hand, self._reading, repair)
             for recording, states in zip(self._recordings, self.repeated(repair), strict=True)
         ]
         return Misfit(

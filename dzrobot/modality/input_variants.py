@@ -299,6 +299,8 @@ def _holding(words: str) -> str:
 
 
 _NEGATIVE = _holding("the negative of")
+_FACTOR_SAID = {_holding(words): factor for words, factor in FACTORS.items()}
+_UNEXPLAINED = "differ, and nothing that was tried explains it"
 
 
 def explain_numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArray[np.intp]) -> str:
@@ -317,7 +319,20 @@ def explain_numbers(recorded: Floats, live: Floats, scale: Floats, wrong: NDArra
             # Two fingers that hold x and -x: both changes give the same numbers.
             words = f"{words}, or are exchanged with one another"
         said.setdefault(words, []).append(number)
-    return "; ".join(said_of(numbers, words) for words, numbers in said.items())
+    for number in said.pop(_UNEXPLAINED, []):
+        # About zero, it does not tell a factor by itself, and may have that of another number.
+        words = next(
+            (
+                one
+                for one, factor in _FACTOR_SAID.items()
+                if one in said
+                and np.abs(live[:, number] - factor * recorded[:, number]).max()
+                < _FITS_STATE * min(abs(factor), 1.0) * scale[number]
+            ),
+            _UNEXPLAINED,
+        )
+        said.setdefault(words, []).append(number)
+    return "; ".join(said_of(sorted(numbers), words) for words, numbers in said.items())
 
 
 def _are_exchanged(
@@ -368,7 +383,7 @@ def _number(recorded: Floats, live: Floats, scale: Floats, number: int) -> str:
         if j != number
     ]
     best, words = min(others)
-    return words if best < _FITS_STATE else "differ, and nothing that was tried explains it"
+    return words if best < _FITS_STATE else _UNEXPLAINED
 
 
 def listed(numbers: Sequence[int] | NDArray[np.intp]) -> str:

@@ -631,6 +631,19 @@ def test_numbers_of_a_state_that_are_exchanged_are_told():
     assert words == "number 6 holds recorded 7; number 7 holds recorded 6"
 
 
+def test_a_number_about_zero_has_the_factor_of_the_others_where_that_fits():
+    """In all units it is about the same, so by itself it tells none."""
+    rows = np.random.default_rng(0).normal(size=(5, 8))
+    rows[:, 1] *= 0.01
+    live = rows.copy()
+    live[:, :3] *= 1000
+    words = fit_states(rows, live, np.ones(8)).words
+    assert words == "numbers 0, 1, 2 hold 1000 times what was recorded"
+    live[:, 1] += 5
+    words = fit_states(rows, live, np.ones(8)).words
+    assert words.startswith("numbers 0, 2 hold 1000 times what was recorded; number 1 differs")
+
+
 def test_fingers_of_opposite_sign_are_told_as_negated_or_exchanged():
     """Both changes give the same numbers."""
     rows = np.random.default_rng(0).normal(size=(5, 8))
