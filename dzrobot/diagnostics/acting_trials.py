@@ -26,12 +26,13 @@ class _Counting(PolicyActor):
 
     def act(self, observation: Observation) -> tuple[Action, float]:
         """Return the policy's action and its time."""
-        before = len(self.plan_ms)
+        # What a policy behind a server planned is not here, only that it did.
+        plans = self.policy.plans_next(session=self.session)
         if self.keys:
             seen = [np.ravel(observation[key]) for key in self.keys]
             self.states.append(np.concatenate(seen).astype(np.float64))
         acted = super().act(observation)
-        if len(self.plan_ms) > before:
+        if plans:
             self.count()
         return acted
 

@@ -427,6 +427,15 @@ def test_a_server_that_serves_something_else_is_named_by_what_it_says(capsys, da
     )
 
 
+def test_plans_of_a_server_are_counted_where_it_acts(capsys, data):
+    where = ["--dataset", data, "--env", f"{HERE}:point"]
+    with in_background(PolicyServer(Looking(), ServeOptions(port=0, array_port=None))) as server:
+        found = asked(capsys, *where, "--server", f"ws://127.0.0.1:{server.ports[0]}")
+    here = asked(capsys, *where, "--policy", f"{HERE}:looking")
+    (there, here) = (line(one, "acting", "as it is")["plans"] for one in (found, here))
+    assert there == here > 0
+
+
 def elsewhere(_):
     """Make it."""
     return Elsewhere()
