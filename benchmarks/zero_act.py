@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=850)
     given = parser.parse_args()
     torch.manual_seed(0)
     dataset = LeRobotDataset("local/lift", root=given.data)
