@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +272,9 @@ class World:
     faults: tuple[str, ...] | None = None
     """Names of those that are put there; None: all."""
 
-    harmless: tuple[str, ...] = ()
-    """Those that its policy succeeds with: measured with `dzrobot eval`, not with the doctor."""
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    """Faults with which the policy succeeds here as without them, by `dzrobot eval`, and the word
+    that names the difference."""
 
     lerobot: Path | None = None
     """Folder of the policy of LeRobot that acts there; None: the bundled one does."""
@@ -292,11 +293,14 @@ class World:
 
     def chosen(self, faults: "Sequence[Fault]") -> "list[Fault]":
         """Return those of ``faults`` that are put here, in the order in which they are run."""
-        by_name = {
-            one.name: replace(one, harmless=one.harmless or one.name in self.harmless)
-            for one in faults
-        }
-        return [by_name[name] for name in self.faults or by_name]
+        by_name = {one.name: one for one in faults}
+        named = [by_name[name] for name in self.faults or by_name]
+        return [
+            replace(one, words=(self.harmless[one.name],), harmless=True)
+            if one.name in self.harmless
+            else one
+            for one in named
+        ]
 
 
 WORLDS = {
@@ -316,7 +320,7 @@ WORLDS = {
             "none", "upside down", "cameras swapped", "gripper sign in data",
             "x and y exchanged in data", "state rotation reversed", "state position in mm",
         ),
-        harmless=("cameras swapped",),
+        {"cameras swapped": "recorded as"},
     ),
 }  # fmt: skip
 """The faults of LIBERO, and all but two of LeRobot's policy, were chosen before any was run there;
@@ -367,10 +371,10 @@ def turn_images(data: Path, folder: Path) -> Path:
     shutil.copytree(data, folder)
     for file in sorted((folder / "data").rglob("*.parquet")):
         table = pq.read_table(file)
-        for at, field in enumerate(table.schema):
-            if field.name.startswith("observation.images"):
-                cells = [_turned(one) for one in table[field.name].to_pylist()]
-                table = table.set_column(at, field, pa.array(cells, field.type))
+        for at, column in enumerate(table.schema):
+            if column.name.startswith("observation.images"):
+                cells = [_turned(one) for one in table[column.name].to_pylist()]
+                table = table.set_column(at, column, pa.array(cells, column.type))
         pq.write_table(table, file)
     return folder
 
@@ -378,81 +382,6 @@ def turn_images(data: Path, folder: Path) -> Path:
 def _turned(cell):
     image = cv2.imdecode(np.frombuffer(cell["bytes"], np.uint8), cv2.IMREAD_COLOR)
     return {**cell, "bytes": cv2.imencode(".png", image[::-1, ::-1])[1].tobytes()}
-
-
-def _parts(statistics):
-    return [part for kind in statistics.values() for part in kind.values()]
-
-
-def _wide(statistics):
-    for part in _parts(statistics):
-        for name in ("q01", "q99", "min", "max"):
-            part[name] = [2 * value for value in part[name]]
-
-
-def _mean_std(statistics):
-    for part in _parts(statistics):
-        low, high = part["mean"], [m + s for m, s in zip(part["mean"], part["std"], strict=True)]
-        part["q01"], part["q99"] = low, high
-
-
-def _of_libero(statistics):
-    file = default_checkpoint("libero_object") / "experiment_cfg/metadata.json"
-    statistics.update(json.loads(file.read_text())["libero_mini"]["statistics"])
-
-
-STATISTICS = {
-    "statistics of libero_object": _of_libero,
-    "statistics twice as wide": _wide,
-    "mean and deviation as quantiles": _mean_std,
-}
-
-
-def relearned(policy: Path, folder: Path, rows: Callable[[Any, Any], Any]) -> Path:
-    """Write LeRobot's ``policy`` as it would be, had it been trained on data with such actions.
-
-    Its last layer and the statistics of its actions are reordered; signs and scales go into the
-    statistics.
-    """
-    from safetensors.numpy import load_file, save_file
-
-    change = rows(np.eye(7, dtype=np.float32), None)
-    order = np.abs(change).argmax(0)
-    factors = change[order, range(7)]
-    shutil.copytree(policy, folder)
-    weights = load_file(folder / "model.safetensors")
-    for name in ("model.action_head.weight", "model.action_head.bias"):
-        weights[name] = np.ascontiguousarray(weights[name][order])
-    save_file(weights, folder / "model.safetensors")
-    (file,) = folder.glob("policy_postprocessor*unnormalizer*.safetensors")
-    statistics = load_file(file)
-    for name in ("action.mean", "action.std"):
-        statistics[name] = statistics[name][order] * factors
-    save_file(statistics, file)
-    return folder
-
-
-def edited(folder: Path, name: str, world: World) -> Path:
-    """Write the bundled checkpoint without its passport, edited."""
-    source = default_checkpoint(world.other if name == "another task's checkpoint" else world.task)
-    left = shutil.ignore_patterns("libero_object", "dzrobot_passport.json", "*.py", "__pycache__")
-    shutil.copytree(source, folder, ignore=left)
-    if name in STATISTICS:
-        file = folder / "experiment_cfg/metadata.json"
-        metadata = json.loads(file.read_text())
-        STATISTICS[name](metadata["libero_mini"]["statistics"])
-        file.write_text(json.dumps(metadata))
-    if name == "random weights":
-        from safetensors.torch import load_file, save_file
-
-        weights, random = load_file(folder / "model.safetensors"), np.random.default_rng(0)
-        for key, value in weights.items():
-            if value.ndim > 1 and value.is_floating_point():
-                drawn = random.standard_normal(value.shape) * float(value.float().std())
-                value.copy_(value.new_tensor(drawn.astype(np.float32)))
-            weights[key] = value
-        save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 @dataclass(frozen=True)
@@ -499,6 +428,9 @@ FAULTS = (
 
 def command(fault: Fault, world: World, data: Path, work: Path) -> list[str]:
     """Return the arguments of ``dzrobot`` for a fault, once it is put."""
+    # Beside this script; not there for whoever imports the environment alone.
+    from zero_checkpoints import STATISTICS, edited, relearned
+
     name, folder = fault.name, work / fault.name.replace(" ", "_").replace("'", "")
     shutil.rmtree(folder, ignore_errors=True)
     env = ["--env", "benchmarks.zero:faulty"]
@@ -522,7 +454,9 @@ def command(fault: Fault, world: World, data: Path, work: Path) -> list[str]:
         policy = ["--policy", "benchmarks.zero:of_turned_images", *ROBOT]
         data = turn_images(data, folder)
     elif name in (*STATISTICS, "random weights", "another task's checkpoint"):
-        policy = ["--checkpoint", str(edited(folder, name, world)), *world.flags]
+        trained = world.other if name == "another task's checkpoint" else world.task
+        source = default_checkpoint(trained)
+        policy = ["--checkpoint", str(edited(source, folder, name)), *world.flags]
     elif name == "whole plan executed":
         policy += ["--execute", "8"]
     elif name == "no settle steps":

@@ -1,10 +1,14 @@
-"""Trains the small ACT of `zero.py --world act`, with LeRobot's code and in its Python.
+r"""Trains the small ACT of `zero.py --world act`, with LeRobot's code and in its Python.
 
-    python zero_act.py LIFT_20 FOLDER
+    mkdir -p v30/local && cp -r lift_20 v30/local/lift
+    python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id local/lift --root v30 \
+        --push-to-hub false
+    python benchmarks/zero_act.py v30/local/lift act
 
-LIFT_20 is a recording in LeRobot v3.0. The policy sees both views at 64 x 64 (a step of its saved
-preprocessor makes them so), plans 16 actions and executes 8. No weights are downloaded. Every 200
-steps it is saved, so that it can be looked at earlier.
+``lift_20`` is what `dzrobot collect` recorded, in LeRobot v2.1, which is converted. The policy sees
+both views at 64 x 64 (a step of its saved preprocessor makes them so), plans 16 actions and
+executes 8. No weights are downloaded. Every 200 steps it is saved, so that it can be looked at
+earlier.
 """
 
 import argparse

@@ -393,8 +393,8 @@ class Answers(Motions):
         shares = []
         for part in range(len(self._parts)):
             done, said = map(np.concatenate, self._steps(repair, part))
-            size = max(np.linalg.norm(done), np.linalg.norm(said), _SURE)
-            shares.append(float(np.linalg.norm(done - said) / size))
+            size = max(float(np.linalg.norm(done)), float(np.linalg.norm(said)), _SURE)
+            shares.append(float(np.linalg.norm(done - said)) / size)
         return Misfit(*shares)
 
     @property
