@@ -155,7 +155,7 @@ class FaultyEnv(gym.Wrapper):
         late = {"images 3 steps late": 3, "static camera": 10**6}.get(self.fault)
         if late is None:
             return seen
-        self.frames.append({key: seen[key] for key in VIEWS})
+        self.frames.append({key: seen[key] for key in VIEWS if key in seen})
         return {**seen, **self.frames[max(0, len(self.frames) - 1 - late)]}
 
 

@@ -200,6 +200,11 @@ def ends_the_run(error: BaseException) -> bool:
     return isinstance(error, StoppedError | ArmBusyError)
 
 
+def as_sentence(error: object) -> str:
+    """Return the text of ``error`` with a full stop, for more to follow; some texts end in one."""
+    return f"{str(error).strip().rstrip('.')}."
+
+
 class ErrorCapture:
     """Keeps what foreign code raises in its block: simulators and policies may raise anything.
 

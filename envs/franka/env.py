@@ -60,7 +60,7 @@ from dzrobot.envs.franka.workcells import (
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.quantities import GRIPPERS
 from dzrobot.envs.panda.state import Mode
-from dzrobot.errors import ConfigError, RobotError, StoppedError
+from dzrobot.errors import ConfigError, RobotError, StoppedError, as_sentence
 
 _log = logging.getLogger(__name__)
 
@@ -490,7 +490,9 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             self._control.rest_for_person()
             question = "Paused. Press Enter to continue."
         except RobotError as error:
-            question = f"Not paused, the arm holds: {error}. Stay out; press Enter to continue."
+            question = (
+                f"Not paused, the arm holds: {as_sentence(error)} Stay out; press Enter to continue."
+            )
         self._consent.confirm(ArmPhase.PAUSED, question)
         self._control.resume()
         episode.reading = self._sensors.read_fresh()

@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -662,9 +664,36 @@ def test_an_emulated_hand_that_lies_is_told_apart(cell, emulated):
     env.reset()
 
 
-def close(env):
+_OTHER_PROGRAM = """
+import sys
+from dzrobot.envs.franka.drivers.franky_library import library
+hand = library().Gripper(sys.argv[1])
+print("connected", flush=True)
+hand.move_async(0.02, 0.05)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.robot
+def test_a_hand_that_another_program_takes_is_no_blocked_finger(cell, emulated):
+    env = emulated
+    env.acknowledge()
+    env.reset()
+    words = [sys.executable, "-c", _OTHER_PROGRAM, str(cell.address)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "connected\n"
+        said = close(env, steps=100)
+        other.stdin.close()
+    assert "Has another program taken the hand? End it" in said
+    assert ".." not in said
+    env.acknowledge()
+    env.reset()
+    assert not env.arm.state().errors
+
+
+def close(env, steps=8):
     """Ask for a closed hand; return how the episode was cut short."""
-    for _ in range(8):
+    for _ in range(steps):
         *_, truncated, info = env.step(CLOSE)
         if truncated:
             break

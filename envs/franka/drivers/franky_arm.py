@@ -24,7 +24,7 @@ from dzrobot.envs.franka.workcells import (
 )
 from dzrobot.envs.panda.poses import Array
 from dzrobot.envs.panda.state import ArmState
-from dzrobot.errors import RobotError
+from dzrobot.errors import RobotError, as_sentence
 
 _CONNECT_S = HAND_OVER_S + 12.0
 _ALIVE_S = 0.5
@@ -112,7 +112,7 @@ class FrankyArm:
             raise
         except DisconnectedError as error:
             raise RobotError(
-                f"no connection to the arm at {self._workcell.address}: {error}. Is another "
+                f"no connection to the arm at {self._workcell.address}: {as_sentence(error)} Is another "
                 "program connected to it?"
             ) from error
         except RobotError as error:

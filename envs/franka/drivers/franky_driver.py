@@ -26,7 +26,7 @@ from dzrobot.envs.franka.workcells import ControllerEndedError, Space
 from dzrobot.envs.panda.poses import Array, distance_between
 from dzrobot.envs.panda.state import ArmState, Mode
 from dzrobot.envs.panda.trajectories import ArmTrajectory, JointTrajectory, PoseTrajectory
-from dzrobot.errors import RobotError
+from dzrobot.errors import RobotError, as_sentence
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class FrankyDriver(FrankyErrors):
             except franky.NetworkException as error:
                 if time.monotonic() > deadline:
                     raise RobotError(
-                        f"{error} Check the address, enable FCI in Desk and unlock the brakes; if "
+                        f"{as_sentence(error)} Check the address, enable FCI in Desk and unlock the brakes; if "
                         "the lamp is green another program may be connected: end it"
                     ) from error
                 time.sleep(0.2)
@@ -153,7 +153,7 @@ class FrankyDriver(FrankyErrors):
             self._opened.recover_from_errors()
         except franky.CommandException as error:
             raise RobotError(
-                f"the arm's errors cannot be cleared from here: {error} Release the user stop, or "
+                f"the arm's errors cannot be cleared from here: {as_sentence(error)} Release the user stop, or "
                 "recover by hand in Desk"
             ) from error
         # The answer may be read from a state sent before the recovery, so it must be awaited.

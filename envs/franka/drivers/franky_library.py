@@ -8,7 +8,7 @@ from dzrobot.envs.franka.drivers.gripper import POLL_S, GripperDriver
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.franka.workcells import ControllerEndedError
 from dzrobot.envs.panda.state import OPEN_M
-from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError
+from dzrobot.errors import DzrobotError, MissingDependencyError, RobotError, as_sentence
 from dzrobot.importing import install
 
 SERVERS_WITH_WHEELS = (3, 10)
@@ -59,7 +59,7 @@ def translated(error: Exception) -> DzrobotError:
         case franky.NetworkException() | franky.ProtocolException():
             return DisconnectedError(f"the arm does not answer: {shown}")
         case franky.CommandException():
-            return RobotError(f"the arm refused a command: {shown} Look at its lamp and at Desk")
+            return RobotError(f"the arm refused a command: {as_sentence(shown)} Look at its lamp and at Desk")
         case RuntimeError():
             return DisconnectedError(f"the connection to the arm is broken: {shown}")
         case _ if isinstance(error, library_errors()):
@@ -148,7 +148,7 @@ class FrankaHandDriver(FrankyErrors, GripperDriver):
         return self._widest_m
 
     def _cause(self, error: Exception) -> str:
-        shown = str(error)
+        shown = as_sentence(error)
         if _PREEMPTED in shown:
             return (
                 f"{shown} Another program commands the hand, or stops it: end that program; in "

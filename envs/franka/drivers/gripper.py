@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 from dzrobot.envs.driver_process import DisconnectedError, DriverProcess, Latest
 from dzrobot.envs.franka.franka_config import GripperConfig
 from dzrobot.envs.panda.state import GripperState
-from dzrobot.errors import DzrobotError, RobotError
+from dzrobot.errors import DzrobotError, RobotError, as_sentence
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class GripperDriver(ABC):
             # One answer may be lost in transit; two in a row mean that the gripper is gone.
             self._unanswered += 1
             if self._unanswered > 1:
-                self._fault = f"the gripper went away: {error}. {self.LOST_HINT}"
+                self._fault = f"the gripper went away: {as_sentence(error)} {self.LOST_HINT}"
                 self._publish()
         return POLL_S / 5
 
