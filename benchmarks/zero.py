@@ -313,6 +313,7 @@ WORLDS = {
             "mean and deviation as quantiles", "another task's checkpoint",
             "x and y exchanged in data", "whole plan executed", "state position in mm",
         ),
+        {"whole plan executed": "execute"},
     ),
     "act": World(
         (), "lift", "libero_object", "recent",
