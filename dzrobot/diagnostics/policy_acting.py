@@ -11,7 +11,7 @@ from dzrobot.diagnostics.commanded import check_commands
 from dzrobot.diagnostics.conventions import UNCHANGED
 from dzrobot.diagnostics.examination import CheckupLine, Examination, Step, Verdict, cause
 from dzrobot.diagnostics.live_inputs import EPISODES
-from dzrobot.diagnostics.motion import Bench
+from dzrobot.diagnostics.motion import Bench, RecordedStart
 from dzrobot.diagnostics.own_rows import Recording
 from dzrobot.diagnostics.policy_files import (
     adapter_words,
@@ -328,6 +328,8 @@ def _with_other_options(look: Examination, trials: Trials) -> Step:
         words = f"{won} of {starts} starts succeed with {value} instead of {held}"
         yield look.line("acting", name, words, differs=better, matters=better)
         if better:
+            if (verdict := (yield from _elsewhere(look, trials, f"--{name} {value}"))) is not None:
+                return verdict
             return cause(
                 f"how plans are executed: --{name} {held}",
                 f"{won} of {starts} starts succeed with {value}",
@@ -336,10 +338,35 @@ def _with_other_options(look: Examination, trials: Trials) -> Step:
     return None
 
 
+def _elsewhere(look: Examination, trials: Trials, other: str) -> Step:
+    """Let the policy act from other starts, before its options are blamed for failures of few."""
+    starts = _other_starts(look)
+    won = replace(trials, starts=starts).won(look.asked.policy)
+    yield look.line("acting", "other starts", f"{won} of {len(starts)} more starts succeed")
+    if not won:
+        return None
+    return Verdict(
+        sentence=f"No cause: it succeeds from {won} of {len(trials.starts) + len(starts)} starts, "
+        f"and more of the first with {other}; `dzrobot eval`, and again with {other} and --against "
+        "its results, tells over more starts whether that is better."
+    )
+
+
+def _other_starts(look: Examination) -> list[Start]:
+    """Return as many starts again: of further recorded episodes, then of seeds after theirs."""
+    recorded = [_start_of(one) for one in look.episodes]
+    free = max((one.seed for one in recorded), default=STARTS - 1) + 1
+    longest = max((one.steps or 0 for one in recorded), default=0)
+    steps = longest or look.most_steps or LONGEST
+    fresh = [Start(seed=free + more, steps=steps) for more in range(STARTS)]
+    return [*recorded[STARTS:], *fresh][:STARTS]
+
+
+def _start_of(one: RecordedStart) -> Start:
+    steps = int(_LONGER * len(one.recording.actions))
+    return Start(seed=one.recording.seed or 0, number=one.recording.start, steps=steps)
+
+
 def _starts_of(look: Examination) -> list[Start]:
-    found = []
-    for one in look.episodes[:STARTS]:
-        steps = int(_LONGER * len(one.recording.actions))
-        seed = one.recording.seed or 0
-        found.append(Start(seed=seed, number=one.recording.start, steps=steps))
+    found = [_start_of(one) for one in look.episodes[:STARTS]]
     return found or [Start(seed=seed, steps=look.most_steps or LONGEST) for seed in range(STARTS)]
