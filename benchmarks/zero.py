@@ -304,7 +304,9 @@ class World:
 
 
 WORLDS = {
-    "lift": World((), "lift", "libero_object", "recent"),
+    "lift": World(
+        (), "lift", "libero_object", "recent", harmless={"state y mirrored": "negative of"}
+    ),
     "libero": World(
         ("name=dzrobot/libero_object-v0", "task_id=2"), "libero_object", "lift", "off",
         (
