@@ -63,13 +63,13 @@ test-arm: assets  ## run the tests of the arm against emulated devices, in full
 # A second opinion: the drivers against simulators of the arm from PyPI, whose dependencies are kept
 # apart from ours. Its first lines say which of them run here, and why not. They keep real time:
 # about five minutes each on an idle machine.
-FRANKA_SIM ?= $(HOME)/.cache/dzrobot/franky-sim
+FRANKA_SIM ?= $(HOME)/.cache/dzrobot/franka-simulators
 test-arm-foreign: setup  ## run the arm's drivers against franky-sim and franka-sim, which nobody here wrote
-	@test -x $(FRANKA_SIM)/bin/python || $(PYTHON) -m venv $(FRANKA_SIM)
-	@$(FRANKA_SIM)/bin/python -m pip install --quiet franky-sim==1.0.4
-	@$(FRANKA_SIM)/bin/python -m pip install --quiet franka-sim==1.1.7 || true
-	@PYTHONPATH=tests $(BIN)/python tests/envs/test_franka_foreign.py $(FRANKA_SIM)/bin/python
-	DZROBOT_FRANKA_SIM=$(FRANKA_SIM)/bin/python $(BIN)/python -m pytest -rs -m foreign tests/envs
+	@for one in franky_sim:franky-sim==1.0.4 franka_sim:franka-sim==1.1.7; do \
+		there=$(FRANKA_SIM)/$${one%%:*}; test -x $$there/bin/python || $(PYTHON) -m venv $$there; \
+		$$there/bin/python -m pip install --quiet $${one#*:} || true; done
+	@PYTHONPATH=tests $(BIN)/python tests/envs/test_franka_foreign.py $(FRANKA_SIM)
+	DZROBOT_FRANKA_SIM=$(FRANKA_SIM) $(BIN)/python -m pytest -rs -m foreign tests/envs
 
 # Simulators whose pins exclude ours, in an environment of their own; no torch there.
 SIMULATORS ?= $(HOME)/.cache/dzrobot/simulators
