@@ -490,9 +490,7 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             self._control.rest_for_person()
             question = "Paused. Press Enter to continue."
         except RobotError as error:
-            question = (
-                f"Not paused, the arm holds: {as_sentence(error)} Stay out; press Enter to continue."
-            )
+            question = f"Not paused, the arm holds: {as_sentence(error)} Stay out; press Enter to continue."
         self._consent.confirm(ArmPhase.PAUSED, question)
         self._control.resume()
         episode.reading = self._sensors.read_fresh()

@@ -112,8 +112,8 @@ class FrankyArm:
             raise
         except DisconnectedError as error:
             raise RobotError(
-                f"no connection to the arm at {self._workcell.address}: {as_sentence(error)} Is another "
-                "program connected to it?"
+                f"no connection to the arm at {self._workcell.address}: {as_sentence(error)} Is "
+                "another program connected to it?"
             ) from error
         except RobotError as error:
             # Its cause is known.

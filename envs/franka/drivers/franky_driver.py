@@ -90,8 +90,8 @@ class FrankyDriver(FrankyErrors):
             except franky.NetworkException as error:
                 if time.monotonic() > deadline:
                     raise RobotError(
-                        f"{as_sentence(error)} Check the address, enable FCI in Desk and unlock the brakes; if "
-                        "the lamp is green another program may be connected: end it"
+                        f"{as_sentence(error)} Check the address, enable FCI in Desk and unlock the "
+                        "brakes; if the lamp is green another program may be connected: end it"
                     ) from error
                 time.sleep(0.2)
         settings, load = self._config.controller, self._config.load
@@ -153,8 +153,8 @@ class FrankyDriver(FrankyErrors):
             self._opened.recover_from_errors()
         except franky.CommandException as error:
             raise RobotError(
-                f"the arm's errors cannot be cleared from here: {as_sentence(error)} Release the user stop, or "
-                "recover by hand in Desk"
+                f"the arm's errors cannot be cleared from here: {as_sentence(error)} Release the "
+                "user stop, or recover by hand in Desk"
             ) from error
         # The answer may be read from a state sent before the recovery, so it must be awaited.
         deadline = time.monotonic() + RECOVER_S * self._patience

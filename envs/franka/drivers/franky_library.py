@@ -59,7 +59,9 @@ def translated(error: Exception) -> DzrobotError:
         case franky.NetworkException() | franky.ProtocolException():
             return DisconnectedError(f"the arm does not answer: {shown}")
         case franky.CommandException():
-            return RobotError(f"the arm refused a command: {as_sentence(shown)} Look at its lamp and at Desk")
+            return RobotError(
+                f"the arm refused a command: {as_sentence(shown)} Look at its lamp and at Desk"
+            )
         case RuntimeError():
             return DisconnectedError(f"the connection to the arm is broken: {shown}")
         case _ if isinstance(error, library_errors()):
