@@ -490,7 +490,8 @@ class FrankaEnv(gym.Env[Observation, np.ndarray]):
             self._control.rest_for_person()
             question = "Paused. Press Enter to continue."
         except RobotError as error:
-            question = f"Not paused, the arm holds: {as_sentence(error)} Stay out; press Enter to continue."
+            said = as_sentence(error)
+            question = f"Not paused, the arm holds: {said} Stay out; press Enter to continue."
         self._consent.confirm(ArmPhase.PAUSED, question)
         self._control.resume()
         episode.reading = self._sensors.read_fresh()

@@ -90,8 +90,8 @@ class FrankyDriver(FrankyErrors):
             except franky.NetworkException as error:
                 if time.monotonic() > deadline:
                     raise RobotError(
-                        f"{as_sentence(error)} Check the address, enable FCI in Desk and unlock the "
-                        "brakes; if the lamp is green another program may be connected: end it"
+                        f"{as_sentence(error)} Check the address, enable FCI in Desk and unlock "
+                        "the brakes; if the lamp is green another program may be connected: end it"
                     ) from error
                 time.sleep(0.2)
         settings, load = self._config.controller, self._config.load
