@@ -12,8 +12,6 @@ from dzrobot.commands.options.evaluation import check_flags, read_request
 from dzrobot.documents import read_json
 from dzrobot.errors import ConfigError
 from dzrobot.files import locked
-from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
-from dzrobot.policies.dreamzero.parts import as_trained
 from dzrobot.process import run_command
 from dzrobot.progress import span
 from dzrobot.recording.catalog import DatasetCatalog
@@ -23,7 +21,6 @@ from dzrobot.training.improve.page import write_rounds
 from dzrobot.training.improve.steps import DECIDE, Improvement, ImproveStep, done_file, has_waited
 from dzrobot.training.recipes.architecture import source_plans
 from dzrobot.training.recipes.read import load_recipe
-from dzrobot.training.run.opening import recorded_anchor
 from dzrobot.training.sft_config import SFTConfig
 
 LOCK_FILE = "improve.lock"
@@ -174,6 +171,11 @@ def _check_anchor(settings: ImproveSettings, config: SFTConfig) -> None:
     robot = source_plans(config)[0].embodiment
     if robot.action_frame is None:
         return
+    # They import torch, for which `--help` does not wait.
+    from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
+    from dzrobot.policies.dreamzero.parts import as_trained
+    from dzrobot.training.run.opening import recorded_anchor
+
     demos = [DatasetCatalog.open(path) for path in settings.demos]
     recorded = recorded_anchor(demos, robot, config.data.action_anchor)
     acts = as_trained(open_checkpoint(settings.checkpoint), robot).action_anchor

@@ -45,7 +45,8 @@ SAME_END = 3.0
 
 RECENT_FRAMES: History = "recent"
 
-_LONGER = 1.6
+_LONGER = 2.5
+"""How much longer than a recorded one an episode may last, at most as long as the environment's."""
 _RATE = "frame rate"
 
 
@@ -265,7 +266,7 @@ def tried(look: Examination) -> Step:
     return (
         look.suspected
         or (yield from _moves(look, trials))
-        or (yield from _with_other_options(look, trials))
+        or (yield from _with_other_options(look, trials, won))
     )
 
 
@@ -304,7 +305,8 @@ def _moves(look: Examination, trials: Trials) -> Step:
     )
 
 
-def _with_other_options(look: Examination, trials: Trials) -> Step:
+def _with_other_options(look: Examination, trials: Trials, before: int) -> Step:
+    """Let it act with other options; ``before`` of the trials' starts succeeded as it is."""
     if look.found.checkpoint is None:
         return None
     given, usual, starts = look.found.acting, usually(look.found), len(_starts_of(look))
@@ -328,7 +330,8 @@ def _with_other_options(look: Examination, trials: Trials) -> Step:
         words = f"{won} of {starts} starts succeed with {value} instead of {held}"
         yield look.line("acting", name, words, differs=better, matters=better)
         if better:
-            if (verdict := (yield from _elsewhere(look, trials, f"--{name} {value}"))) is not None:
+            instead = f"--{name} {value}"
+            if (verdict := (yield from _elsewhere(look, trials, before, instead))) is not None:
                 return verdict
             return cause(
                 f"how plans are executed: --{name} {held}",
@@ -338,15 +341,16 @@ def _with_other_options(look: Examination, trials: Trials) -> Step:
     return None
 
 
-def _elsewhere(look: Examination, trials: Trials, other: str) -> Step:
+def _elsewhere(look: Examination, trials: Trials, before: int, other: str) -> Step:
     """Let the policy act from other starts, before its options are blamed for failures of few."""
     starts = _other_starts(look)
-    won = replace(trials, starts=starts).won(look.asked.policy)
-    yield look.line("acting", "other starts", f"{won} of {len(starts)} more starts succeed")
-    if not won:
+    more = replace(trials, starts=starts).won(look.asked.policy)
+    yield look.line("acting", "other starts", f"{more} of {len(starts)} more starts succeed")
+    won, all_ = before + more, len(trials.starts) + len(starts)
+    if 2 * won < all_:
         return None
     return Verdict(
-        sentence=f"No cause: it succeeds from {won} of {len(trials.starts) + len(starts)} starts, "
+        sentence=f"No cause: it succeeds from {won} of {all_} starts, "
         f"and more of the first with {other}; `dzrobot eval`, and again with {other} and --against "
         "its results, tells over more starts whether that is better."
     )
@@ -354,7 +358,7 @@ def _elsewhere(look: Examination, trials: Trials, other: str) -> Step:
 
 def _other_starts(look: Examination) -> list[Start]:
     """Return as many starts again: of further recorded episodes, then of seeds after theirs."""
-    recorded = [_start_of(one) for one in look.episodes]
+    recorded = [_start_of(look, one) for one in look.episodes]
     free = max((one.seed for one in recorded), default=STARTS - 1) + 1
     longest = max((one.steps or 0 for one in recorded), default=0)
     steps = longest or look.most_steps or LONGEST
@@ -362,11 +366,12 @@ def _other_starts(look: Examination) -> list[Start]:
     return [*recorded[STARTS:], *fresh][:STARTS]
 
 
-def _start_of(one: RecordedStart) -> Start:
+def _start_of(look: Examination, one: RecordedStart) -> Start:
     steps = int(_LONGER * len(one.recording.actions))
+    steps = steps if look.most_steps is None else min(steps, look.most_steps)
     return Start(seed=one.recording.seed or 0, number=one.recording.start, steps=steps)
 
 
 def _starts_of(look: Examination) -> list[Start]:
-    found = [_start_of(one) for one in look.episodes[:STARTS]]
+    found = [_start_of(look, one) for one in look.episodes[:STARTS]]
     return found or [Start(seed=seed, steps=look.most_steps or LONGEST) for seed in range(STARTS)]
