@@ -305,7 +305,8 @@ class World:
 
 WORLDS = {
     "lift": World(
-        (), "lift", "libero_object", "recent", harmless={"state y mirrored": "negative of"}
+        (), "lift", "libero_object", "recent",
+        harmless={"state y mirrored": "negative of", "fingers exchanged": "are exchanged"},
     ),
     "libero": World(
         ("name=dzrobot/libero_object-v0", "task_id=2"), "libero_object", "lift", "off",
