@@ -303,7 +303,7 @@ def lay_over(values: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def _copied(value: Any) -> Any:
     match value:
-        case dict():
+        case Mapping():
             return {key: _copied(item) for key, item in value.items()}
         case list() | tuple():
             return [_copied(item) for item in value]

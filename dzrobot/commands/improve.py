@@ -157,8 +157,8 @@ def _check(improvement: Improvement) -> None:
             "of this machine that holds a checkpoint with its statistics, such as "
             "`dzrobot download` or `dzrobot export` writes"
         )
-    words = improvement.recipe_words(0, 0)
-    _check_anchor(settings, load_recipe(settings.recipe, words, settings.processes))
+    overrides = improvement.recipe_words(0, 0)
+    _check_anchor(settings, load_recipe(settings.recipe, overrides, settings.processes))
     for words in improvement.commands():
         parsed = _parsed(words)
         if words[0] == "eval":

@@ -198,11 +198,15 @@ class Motions:
         hand: HandMotion,
         reading: RotationReading,
     ) -> None:
-        self._bench = bench
-        self._recordings = [one.recording for one in episodes]
+        self._bench, self._episodes = bench, episodes
         self._hand = hand
         self._reading = reading
         self._known: dict[Any, list[Array]] = {}
+
+    @cached_property
+    def _recordings(self) -> list[RecordedActions]:
+        """What is repeated."""
+        return [one.recording for one in self._episodes]
 
     def compare(self) -> Motion:
         """Return what has to be changed for the motion to be the recorded one."""
@@ -210,7 +214,7 @@ class Motions:
         before = now
         faults: list[Repair] = []
         while now.total > AGREES and len(faults) < _MOST_FAULTS:
-            self._bench.plan(_TRIED * len(self._recordings))
+            self._announce()
             best = min(self._tried(chosen, now), key=lambda tried: tried[1].total, default=None)
             if best is None or not self._mends(best[1], now):
                 break
@@ -221,6 +225,10 @@ class Motions:
             # A change that mends half or less only follows what is there at random.
             return Motion(repair=UNCHANGED, faults=(), before=before, after=before)
         return Motion(repair=chosen, faults=tuple(faults), before=before, after=now)
+
+    def _announce(self) -> None:
+        """Tell the progress how much will be repeated for one more repair."""
+        self._bench.plan(_TRIED * len(self._recordings))
 
     def repeated(self, repair: Repair) -> list[Array]:
         """Return the states of each episode when its repaired actions are repeated."""
@@ -353,21 +361,18 @@ class Answers(Motions):
         reading: How the recorded states write rotations.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        episodes: Sequence[RecordedStart],
-        hand: HandMotion,
-        reading: RotationReading,
-    ) -> None:
-        super().__init__(bench, episodes, hand, reading)
-        self._executed = [np.asarray(one.actions, np.float64) for one in self._recordings]
-        answers = [one.answers for one in episodes if one.answers is not None]
-        pairs = zip(self._recordings, answers, strict=True)
-        self._recordings = [_with_actions(one, rows) for one, rows in pairs]
+    @cached_property
+    def _recordings(self) -> list[RecordedActions]:
+        answers = [one.answers for one in self._episodes if one.answers is not None]
+        pairs = zip(self._episodes, answers, strict=True)
+        return [_with_actions(one.recording, rows) for one, rows in pairs]
+
+    def _announce(self) -> None:
+        # Nothing is repeated.
+        pass
 
     def _compared(self, recording: RecordedActions) -> Array:
-        # Nothing is repeated: all rows cost as little as the first ones.
+        # So all rows cost as little as the first ones.
         return recording.states.astype(np.float64)
 
     def _is_mended(self, after: float, before: float) -> bool:
@@ -381,10 +386,10 @@ class Answers(Motions):
     def _steps(self, repair: Repair, part: int) -> tuple[list[Array], list[Array]]:
         columns = self._parts[part]
         done, said = [], []
-        for recording, executed in zip(self._recordings, self._executed, strict=True):
-            repaired = self._actions(recording, repair)[:: repair.replayed_every, columns]
-            own = executed[:: repair.recorded_every, columns]
-            one, other = conventions.aligned(own, repaired, repair.lag)
+        for recording, episode in zip(self._recordings, self._episodes, strict=True):
+            repaired = self._actions(recording, repair)[:, columns]
+            executed = np.asarray(episode.recording.actions, np.float64)[:, columns]
+            one, other = conventions.aligned(executed, repaired, repair.lag)
             done.append(one)
             said.append(other)
         return done, said

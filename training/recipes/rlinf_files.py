@@ -150,11 +150,7 @@ class _Found:
             self.read.append(name)
             return self.merged(beside, (), above)
         self.missing.append(name)
-        return dict(_copied(self.known.get(name, {})))
-
-
-def _copied(value: Any) -> Any:
-    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+        return dict(self.known.get(name, {}))
 
 
 def _resolve(values: dict[str, Any], aliases: Mapping[str, str]) -> None:
