@@ -485,6 +485,19 @@ def test_without_data_the_policy_acts(capsys):
     assert "--dataset" in found["sentence"]
 
 
+@pytest.mark.long
+def test_an_option_is_blamed_once_the_policy_has_failed_from_other_starts_too(capsys, tmp_path):
+    lift = ["--env", "dzrobot/lift-v0", "--env-arg", "resolution=128"]
+    folder = tmp_path / "lift"
+    made = ["--embodiment", "libero_mini", "--episodes", "3", "--hold-steps", "8"]
+    assert main(["collect", *lift, *made, "--output", str(folder)]) == 0
+    capsys.readouterr()
+    acting = ["--checkpoint", default_checkpoint("lift"), "--solver-steps", "4", "--execute", "8"]
+    found = asked(capsys, *acting, "--dataset", folder, *lift)
+    assert found["causes"] == ["how plans are executed: --execute 8"]
+    assert "of 2 more starts succeed" in line(found, "acting", "other starts")["found"]
+
+
 @pytest.mark.parametrize(
     "given",
     [
