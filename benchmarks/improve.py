@@ -1,14 +1,18 @@
 """Does credit make a better policy? Arms of training from one start, tested from the same starts.
 
-    python benchmarks/improve.py --output study                # about five hours of two cores
-    python benchmarks/improve.py --output study --until base   # up to a stage
+    python benchmarks/improve.py --output study            # about five hours of two cores
+    python benchmarks/improve.py --output study --minutes 100
+    python benchmarks/improve.py --output study --table    # what is known so far
 
-Every stage is a command, printed before it runs; a finished one is not run again, an unfinished one
-resumes. ``OUTPUT/records.jsonl`` has a line for every stage that is done: its words, its seconds,
-and what came of it.
+Every stage is a command, printed before it runs; an unfinished one resumes. What a stage found is a
+line of ``--records``, which lies in the repository: a test with a line there is not run again, on
+any machine. Data and weights are not kept there, so a stage that a later one needs is repeated where
+``OUTPUT`` lacks what it made, and must make the same again.
 
-The start is weak on purpose: ``--start-steps`` updates on 30 demonstrations. Its level is fixed
-before anything else is run. Arms, each from the start, with equal steps, batch and schedule:
+The start is weak on purpose: the bundled policy of libero_object, which has never seen this task,
+after ``--start-steps`` updates on 30 demonstrations of Lift. It should succeed from 50 to 60 % of
+its starts; the number of updates was chosen for that from other starts, before anything else was
+run. Arms, each from the start, with equal steps, batch and schedule:
 
 ==  ==========================================================================================
 K   demonstrations only: does more training do it?
@@ -24,13 +28,14 @@ seed, from half of them.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,16 +44,19 @@ import numpy as np
 
 from dzrobot.files import append_json_line
 from dzrobot.recording.catalog import DatasetCatalog, episode_facts
-from dzrobot.rollout.evaluation.comparison import compare, read_results
+from dzrobot.rollout.evaluation.comparison import read_results
+from dzrobot.rollout.evaluation.significance import adjusted_interval, count_pairs, mcnemar_p
 from dzrobot.training.data import credit
 
-ARMS = {"K": (0, 1), "X": (0, 1), "U": (0, 1), "G": (0, 1), "S": (0,), "N": (0,)}
-"""Arm -> training seeds."""
+ARMS = ("K0", "G0", "U0", "X0", "K1", "G1", "U1", "X1", "S0", "N0")
+"""Arm and training seed, in the order of the tests."""
 
 FULL = "KXUG"
 """Arms that are tested from all starts; the others from half of them."""
 
-RECORDS = "records.jsonl"
+BUNDLED = Path(__file__).parents[1] / "policies/dreamzero/bundled/libero_object"
+RECORDS = Path(__file__).with_suffix(".jsonl")
+DONE = "done.jsonl"
 NOISY = "--noisy-train"
 RUNS_SEED, EXTRA_SEED = 1_000_000, 2_000_000
 """Seeds of recorded starts; those that are tested begin at 0."""
@@ -56,10 +64,11 @@ RUNS_SEED, EXTRA_SEED = 1_000_000, 2_000_000
 
 @dataclass(frozen=True)
 class Stage:
-    """One command of the study."""
+    """One command of the study, and which stages must have been run in its folder before."""
 
     name: str
     words: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -69,7 +78,7 @@ class Stage:
 
 
 class Study:
-    """The folder of a study, and what its stages are.
+    """The folder of a study, its stages, and what is known of them.
 
     Args:
         options: Of the command line.
@@ -78,99 +87,185 @@ class Study:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.root = options.output.absolute()
-        self.acting = shlex.split(options.flags)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.known = {line["stage"]: line for line in _lines(options.records)}
+        self.here = {line["stage"] for line in _lines(self.root / DONE)}
+        self.ends = time.monotonic() + 60 * options.minutes
 
-    def stages(self) -> Iterator[Stage]:
-        """Yield the stages in order; each is made when those before it are done."""
-        o, root = self.options, self.root
-        demonstrate = (
-            "collect",
-            "--env",
-            o.env,
-            "--policy",
-            o.teacher,
-            *shlex.split(o.collect_flags),
-        )
-        yield Stage("demos", (*demonstrate, f"--episodes={o.demos}", f"--output={root / 'demos'}"))
-        yield Stage("start", (
-            "train", o.recipe, f"data.train_data_paths=[{root / 'demos'}]",
-            f"runner.max_steps={o.start_steps}", f"runner.output_dir={root / 'start-run'}",
-            "runner.resume_dir=auto", *o.overrides,
-        ))  # fmt: skip
-        yield self._test("base", self._exported("start-run"), o.episodes)
-        yield Stage("runs", (
-            "record", "--env", o.env, "--policy", str(self._exported("start-run")),
-            f"--attempts={o.attempts}", "--keep-failures", f"--seed={RUNS_SEED}",
-            f"--output={root / 'runs'}", *self.acting, *shlex.split(o.record_flags),
-        ))  # fmt: skip
-        # So many episodes as have the rows that were taken over, rounded up.
-        rows = sum(facts.interventions for facts in episode_facts(root / "runs").values())
-        length = float(np.mean(DatasetCatalog.open(root / "demos").episodes.length))
-        yield Stage("extra", (
-            *demonstrate, f"--episodes={max(1, -(-rows // round(length)))}",
-            f"--seed={EXTRA_SEED}", f"--output={root / 'extra'}",
-        ))  # fmt: skip
-        for arm, seeds in ARMS.items():
-            for seed in seeds:
-                name = f"{arm}{seed}"
-                yield Stage(f"train-{name}", self._train(arm, seed))
-                episodes = o.episodes if arm in FULL else max(1, o.episodes // 2)
-                yield self._test(name, self._exported(f"run-{name}"), episodes)
+    def run(self, name: str) -> None:
+        """Run a stage, and before it those that it needs and this folder lacks.
 
-    def _exported(self, run: str) -> Path:
+        Raises:
+            SystemExit: the command failed, the time is over, or it made something else than before.
+        """
+        if name in self.here or (name.startswith("test-") and name in self.known):
+            return
+        for needed in STAGES[name.partition("-")[0]](self, name).needs:
+            self.run(needed)
+        stage = STAGES[name.partition("-")[0]](self, name)
+        if time.monotonic() > self.ends:
+            sys.exit(f"the time is over before {name}; the same command resumes from here")
+        print(f"{name}: dzrobot {shlex.join(stage.words)}", flush=True)
+        began = time.monotonic()
+        code = subprocess.run(stage.command, check=False, env=os.environ).returncode
+        if code:
+            sys.exit(f"{name} ended with {code}; the same command resumes from here")
+        self._keep(name, {**self.found(name), "seconds": round(time.monotonic() - began, 1)})
+
+    def _keep(self, name: str, found: Mapping[str, Any]) -> None:
+        before = self.known.get(name)
+        unlike = [
+            f"{key} {before[key]}, now {found[key]}"
+            for key in found
+            if before and key != "seconds" and before[key] != found[key]
+        ]
+        if unlike:
+            sys.exit(
+                f"{name} made something else than in {self.options.records}: {'; '.join(unlike)}. "
+                "Results of the two do not belong together: name other --records, and begin anew."
+            )
+        if not before:
+            self.known[name] = {"stage": name, **found}
+            append_json_line(self.options.records, self.known[name])
+        append_json_line(self.root / DONE, {"stage": name})
+        self.here.add(name)
+
+    def found(self, name: str) -> dict[str, Any]:
+        """Return what a stage made: a test its successes, data their size, training its weights."""
+        folder = self.root / name
+        if name.startswith("test-"):
+            ends = read_results(folder).finished.values()
+            return {"succeeded": "".join(str(int(bool(one.success))) for one in ends)}
+        if (folder / "meta" / "info.json").is_file():
+            facts = episode_facts(folder).values()
+            return {
+                "episodes": len(DatasetCatalog.open(folder).episodes.length),
+                "rows": int(sum(DatasetCatalog.open(folder).episodes.length)),
+                "successes": sum(bool(one.success) for one in facts),
+                "taken_over": sum(one.interventions for one in facts),
+            }
+        with (self.exported(name) / "model.safetensors").open("rb") as weights:
+            return {"weights": hashlib.file_digest(weights, "sha256").hexdigest()[:16]}
+
+    def exported(self, run: str) -> Path:
+        """Return the last checkpoint that a training run exported."""
         return max((self.root / run / "export").glob("step_*[0-9]"), default=self.root / run)
 
-    def _test(self, name: str, checkpoint: Path, episodes: int) -> Stage:
-        o = self.options
-        return Stage(f"test-{name}", (
-            "eval", "--env", o.env, "--checkpoint", str(checkpoint), f"--episodes={episodes}",
-            f"--output={self.root / f'test-{name}'}", *self.acting, *shlex.split(o.eval_flags),
-        ))  # fmt: skip
-
-    def _train(self, arm: str, seed: int) -> tuple[str, ...]:
-        o, root = self.options, self.root
-        start = self._exported("start-run")
-        common = {
-            "embodiment_tag": o.embodiment,
-            "metadata_json_path": str(start / "experiment_cfg" / "metadata.json"),
-        }
-        sources: list[dict[str, Any]] = [{"dataset_path": str(root / "demos"), "weight": 8}]
-        if arm == "X":
-            sources += [{"dataset_path": str(root / "extra"), "weight": 2}]
-        elif arm != "K":
-            by_row = {"credit": {}} if arm in "GN" else {}
-            sources += [{"dataset_path": str(root / "runs"), "weight": 2, **by_row}]
-        sources = [{**source, **common} for source in sources]
+    def common(self, run: str, steps: int) -> tuple[str, ...]:
+        """Return the words that every training has."""
         return (
-            *((NOISY,) if arm == "N" else ("train",)), o.recipe, f"model.model_path={start}",
-            f"data.train_data_paths={json.dumps(sources)}", f"runner.max_steps={o.steps}",
-            f"runner.seed={seed}", f"runner.output_dir={root / f'run-{arm}{seed}'}",
-            "runner.resume_dir=auto", *(["data.episodes=all"] if arm == "U" else []),
-            *(["data.num_workers=0"] if arm == "N" else []), *o.overrides,
+            f"runner.max_steps={steps}", f"runner.output_dir={self.root / run}",
+            "runner.resume_dir=auto", *self.options.overrides,
         )  # fmt: skip
 
-    def came_of(self, stage: Stage) -> dict[str, Any]:
-        """Return what a stage found: of a test its success, and the pairs with the start."""
-        if not stage.name.startswith("test-"):
-            return {}
-        own = read_results(self.root / stage.name)
-        found = {
-            "successes": sum(bool(one.success) for one in own.finished.values()),
-            "episodes": len(own.finished),
-        }
-        for base in ("test-base", f"test-K{stage.name[-1]}"):
-            if base != stage.name and (self.root / base / "summary.json").is_file():
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def demonstrations(study: Study, name: str) -> Stage:
+    """Return the stage that collects demonstrations: the first ones, or as many new rows."""
+    o = study.options
+    needs: tuple[str, ...] = ()
+    count = [f"--episodes={o.demos}"]
+    if name == "extra":
+        needs = ("demos", "runs")
+        made = [study.known.get(one, {}) for one in needs]
+        if all(made):
+            # So many episodes as have the rows that were taken over, rounded up.
+            length = round(made[0]["rows"] / made[0]["episodes"])
+            count = [f"--episodes={max(1, -(-made[1]['taken_over'] // length))}"]
+        count += [f"--seed={EXTRA_SEED}"]
+    words = ("collect", "--env", o.env, "--policy", o.teacher, *shlex.split(o.collect_flags))
+    return Stage(name, (*words, *count, f"--output={study.root / name}"), needs)
+
+
+def start(study: Study, name: str) -> Stage:
+    """Return the stage that trains the start."""
+    o, demos = study.options, study.root / "demos"
+    words = (
+        "train", o.recipe, f"model.model_path={o.network}",
+        f"model.metadata_json_path={o.network / 'experiment_cfg' / 'metadata.json'}",
+        f"data.train_data_paths=[{demos}]", *study.common(name, o.start_steps),
+    )  # fmt: skip
+    return Stage(name, words, ("demos",))
+
+
+def runs(study: Study, name: str) -> Stage:
+    """Return the stage that records the start's runs, with takeovers."""
+    o = study.options
+    words = (
+        "record", "--env", o.env, "--policy", str(study.exported("start")),
+        f"--attempts={o.attempts}", "--keep-failures", f"--seed={RUNS_SEED}",
+        f"--output={study.root / name}", *shlex.split(o.flags), *shlex.split(o.record_flags),
+    )  # fmt: skip
+    return Stage(name, words, ("start",))
+
+
+def train(study: Study, name: str) -> Stage:
+    """Return the stage that trains an arm, such as ``train-K0``."""
+    o, arm, seed = study.options, name[-2], name[-1]
+    beside = {"K": (), "X": ("extra",)}.get(arm, ("runs",))
+    begin = study.exported("start")
+    sources: list[dict[str, Any]] = [{"dataset_path": str(study.root / "demos"), "weight": 8}]
+    by_row = {"credit": {}} if arm in "GN" else {}
+    sources += [{"dataset_path": str(study.root / one), "weight": 2, **by_row} for one in beside]
+    common = {
+        "embodiment_tag": o.embodiment,
+        "metadata_json_path": str(begin / "experiment_cfg" / "metadata.json"),
+    }
+    words = (
+        NOISY if arm == "N" else "train", o.recipe, f"model.model_path={begin}",
+        f"data.train_data_paths={json.dumps([{**source, **common} for source in sources])}",
+        f"runner.seed={seed}", *study.common(name, o.steps),
+        *(["data.episodes=all"] if arm == "U" else []),
+        *(["data.num_workers=0"] if arm == "N" else []),
+    )  # fmt: skip
+    return Stage(name, words, ("demos", "start", *beside))
+
+
+def test(study: Study, name: str) -> Stage:
+    """Return the stage that evaluates an arm, such as ``test-K0``, or the start, ``test-start``."""
+    o, arm = study.options, name.partition("-")[2]
+    trained = "start" if arm == "start" else f"train-{arm}"
+    episodes = o.episodes if arm == "start" or arm[0] in FULL else max(1, o.episodes // 2)
+    words = (
+        "eval", "--env", o.env, "--checkpoint", str(study.exported(trained)),
+        f"--episodes={episodes}", f"--output={study.root / name}", *shlex.split(o.flags),
+        *shlex.split(o.eval_flags),
+    )  # fmt: skip
+    return Stage(name, words, (trained,))
+
+
+STAGES = {
+    "demos": demonstrations, "extra": demonstrations, "start": start, "runs": runs, "train": train,
+    "test": test,
+}  # fmt: skip
+
+
+def table(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return every test beside the start's and beside K's of the same seed, as Markdown."""
+    rows = ["| arm | success | against | won / lost | difference, 95 % | p |", "|---|---|---|---|---|---|"]
+    for name in (f"test-{arm}" for arm in ("start", *ARMS)):
+        if name not in known:
+            continue
+        own = [one == "1" for one in known[name]["succeeded"]]
+        bases = [b for b in ("test-start", f"test-K{name[-1]}") if b in known and b != name]
+        for base in bases or [""]:
+            cells = f"| {name[5:]} | {sum(own)}/{len(own)} |"
+            if base:
                 # Half as many starts are the first ones of the base.
-                (pairs,) = compare([_first(read_results(self.root / base), own), own])
-                found[base] = pairs.numbers()
-        return found
-
-
-def _first(base: Any, own: Any) -> Any:
-    """Return the results of ``base`` on the starts of ``own``, which has its first ones."""
-    from dataclasses import replace
-
-    return replace(base, cases=own.cases, card=own.card)
+                first = [one == "1" for one in known[base]["succeeded"][: len(own)]]
+                pairs = count_pairs(first, own)
+                low, high = (100 * end for end in adjusted_interval(pairs))
+                p = mcnemar_p(pairs.first_only, pairs.second_only)
+                cells += f" {base[5:]} | {pairs.second_only} / {pairs.first_only} |"
+                cells += f" {100 * pairs.difference:+.1f} ({low:+.1f} to {high:+.1f}) | {p:.3f} |"
+            else:
+                cells += " | | | |"
+            rows.append(cells)
+    return "\n".join(rows)
 
 
 def noisy_train(words: Sequence[str]) -> int:
@@ -195,25 +290,10 @@ def main() -> int:
         return noisy_train(sys.argv[2:])
     options = _arguments()
     study = Study(options)
-    study.root.mkdir(parents=True, exist_ok=True)
-    records = study.root / RECORDS
-    lines = records.read_text(encoding="utf-8").splitlines() if records.is_file() else []
-    done = {json.loads(line)["stage"] for line in lines}
-    for stage in study.stages():
-        if stage.name not in done:
-            print(f"{stage.name}: dzrobot {shlex.join(stage.words)}", flush=True)
-            began = time.monotonic()
-            code = subprocess.run(stage.command, check=False, env=os.environ).returncode
-            if code:
-                print(f"{stage.name} ended with {code}; the same command resumes from here")
-                return code
-            seconds = round(time.monotonic() - began, 1)
-            found = study.came_of(stage)
-            append_json_line(
-                records, {"stage": stage.name, "words": stage.words, "seconds": seconds, **found}
-            )
-        if stage.name == options.until:
-            break
+    if not options.table:
+        for name in options.only.split(",") if options.only else ("start", *ARMS):
+            study.run(f"test-{name}")
+    print(table(study.known))
     return 0
 
 
@@ -222,8 +302,13 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, help="folder of the study")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="what is known so far")
+    parser.add_argument("--table", action="store_true", help="print what is known, and end")
+    parser.add_argument("--only", help="arms to test, such as start,K0,G0")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="begin no stage after these")
     parser.add_argument("--env", default="dzrobot/lift-v0")
     parser.add_argument("--embodiment", default="libero_mini")
+    parser.add_argument("--network", type=Path, default=BUNDLED, help="what the start begins from")
     parser.add_argument("--teacher", default="expert", help="policy that demonstrates")
     parser.add_argument("--recipe", default="mini_lift_cpu")
     parser.add_argument("--flags", default="--env-arg resolution=128", help="of eval and record")
@@ -233,10 +318,9 @@ def _arguments() -> argparse.Namespace:
         "--record-flags", default="--takeover expert:stuck=2,noise=0.1", help="who takes over"
     )
     for name, count in (
-        ("demos", 30), ("start-steps", 1000), ("steps", 300), ("attempts", 40), ("episodes", 200),
+        ("demos", 30), ("start-steps", 400), ("steps", 300), ("attempts", 40), ("episodes", 200),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=count)
-    parser.add_argument("--until", help="last stage to run")
     parser.add_argument("overrides", nargs="*", help="section.field=value of every training")
     return parser.parse_args()
 

@@ -108,10 +108,6 @@ class Expert:
             return self._move(scene, scene.hand + _UP * HOVER_M, None, OPEN)
         return self._phases[self._phase](scene)
 
-    def reads_frames(self, *, session: str = "default", asked: bool | None = None) -> bool:
-        """Return False: it looks into the simulator."""
-        return False
-
     @property
     def _simulation(self) -> Simulation:
         return self._env.simulation

@@ -439,7 +439,8 @@ def _made(name: str, robot: Embodiment) -> Policy:
 
 def beside(factory: str, env: Any) -> Policy:
     """Return the policy that ``module:factory`` makes for an environment of this process."""
-    return adapted(load_factory(factory)(env))
+    made = load_factory(factory)(env)
+    return ExpertPolicy(made) if factory == EXPERT else adapted(made)
 
 
 @dataclass
@@ -466,6 +467,30 @@ class PrivilegedActor(Actor):
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
         return self.inner.reads_frames()
+
+
+class ExpertPolicy(Policy):
+    """The scripted expert, which looks into its environment and never at an observation.
+
+    Args:
+        expert: Made beside the environment; has ``act`` and ``reset``.
+    """
+
+    def __init__(self, expert: Any) -> None:
+        self._expert = expert
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
+        """Return the expert's next action, (A,)."""
+        action: NDArray[np.float32] = self._expert.act(obs)
+        return action
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
+        """Return False."""
+        return False
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode."""
+        self._expert.reset()
 
 
 class HoldPolicy(Policy):

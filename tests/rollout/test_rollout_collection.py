@@ -3,7 +3,7 @@
 import io
 import json
 import shutil
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from dzrobot.rollout.demonstrations.collection import (
     run_attempt,
 )
 from dzrobot.rollout.demonstrations.record import NoisyActions, replay
+from dzrobot.rollout.policy_spec import EXPERT, beside
 from dzrobot.training.data import DatasetReader, ReaderOptions
 
 pytestmark = pytest.mark.copies
@@ -68,6 +69,15 @@ def lifts(tmp_path_factory):
     done = collect(LIFT, root)
     assert done.kept == 2
     return root
+
+
+def test_the_expert_is_a_policy_that_needs_no_adapter_and_no_images(caplog):
+    with closing(gym.make(LIFT.env, cameras=False)) as env:
+        obs, _ = env.reset(seed=0)
+        policy = beside(EXPERT, env)
+        policy.reset(episode=0)
+        assert policy.act(obs).shape == (7,) and policy.reads_frames() is False
+    assert not caplog.records
 
 
 @pytest.mark.long
