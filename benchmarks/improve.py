@@ -4,10 +4,10 @@
     python benchmarks/improve.py --output study --minutes 100
     python benchmarks/improve.py --output study --table    # what is known so far
 
-Every stage is a command, printed before it runs; an unfinished one resumes. What a stage found is a
-line of ``--records``, which lies in the repository: a test with a line there is not run again, on
-any machine. Data and weights are not kept there, so a stage that a later one needs is repeated where
-``OUTPUT`` lacks what it made, and must make the same again.
+Every stage is a command, printed before it runs; an unfinished one resumes. What a stage found is
+a line of ``--records``, which lies in the repository: a test with a line there is not run again, on
+any machine. Data and weights are not kept there, so a stage that a later one needs is repeated
+where ``OUTPUT`` lacks what it made, and must make the same again.
 
 The start is weak on purpose: the bundled policy of libero_object, which has never seen this task,
 after ``--start-steps`` updates on 30 demonstrations of Lift. It should succeed from 50 to 60 % of
@@ -246,7 +246,7 @@ STAGES = {
 
 def table(known: Mapping[str, Mapping[str, Any]]) -> str:
     """Return every test beside the start's and beside K's of the same seed, as Markdown."""
-    rows = ["| arm | success | against | won / lost | difference, 95 % | p |", "|---|---|---|---|---|---|"]
+    rows = ["| arm | success | against | won / lost | difference, 95 % | p |", "|---" * 6 + "|"]
     for name in (f"test-{arm}" for arm in ("start", *ARMS)):
         if name not in known:
             continue

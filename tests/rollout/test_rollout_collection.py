@@ -76,7 +76,8 @@ def test_the_expert_is_a_policy_that_needs_no_adapter_and_no_images(caplog):
         obs, _ = env.reset(seed=0)
         policy = beside(EXPERT, env)
         policy.reset(episode=0)
-        assert policy.act(obs).shape == (7,) and policy.reads_frames() is False
+        assert policy.act(obs).shape == (7,)
+        assert policy.reads_frames() is False
     assert not caplog.records
 
 
@@ -155,9 +156,9 @@ def test_a_fresh_simulator_repeats_what_a_used_one_gave(lifts):
     assert again.outcome.success
     rows = pq.read_table(max(lifts.rglob("episode_*.parquet"))).to_pylist()
     view = ROBOT.views[0]
-    for row, (observation, action, beside) in zip(rows, again.frames, strict=True):
+    for row, (observation, action, extra) in zip(rows, again.frames, strict=True):
         np.testing.assert_array_equal(row["action"], action)
-        np.testing.assert_array_equal(row["executed_action"], beside["executed_action"])
+        np.testing.assert_array_equal(row["executed_action"], extra["executed_action"])
         np.testing.assert_array_equal(row["observation.state"], observation["state.state"])
         image = Image.open(io.BytesIO(row[view.feature]["bytes"]))
         np.testing.assert_array_equal(image, observation[view.key])
