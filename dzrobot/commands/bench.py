@@ -97,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of an environment that has LeRobot: how long its dataset class takes for the samples",
     )  # fmt: skip
     parser.add_argument(
-        "--films", choices=("exact",),
-        help="of data: made-up films of three codecs beside those of `consolidate --films exact`",
+        "--films", choices=("exact", "small"),
+        help="of data: made-up films of three codecs beside those that `consolidate --films` makes",
     )  # fmt: skip
     _add_evaluation(parser)
     parser.add_argument(

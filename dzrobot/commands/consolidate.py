@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 
 from dzrobot.commands.options import flags
-from dzrobot.errors import counted
+from dzrobot.errors import ConfigError, counted
 from dzrobot.progress import progress_bar
 from dzrobot.recording import consolidate
+from dzrobot.recording.small_films import small_copy
 
 DATA_MB, VIDEO_MB = 100.0, 200.0
 
@@ -28,15 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--video-mb", type=flags.number(0, 10**6), default=VIDEO_MB, help="largest video, MiB"
     )
     parser.add_argument(
-        "--films", choices=("kept", "exact"), default="kept",
+        "--films", choices=("kept", "exact", "small"), default="kept",
         help="exact: write every picture anew as a key frame, the same to the bit, so that "
-        "training decodes only those it needs; several times larger (default: kept)",
+        "training decodes only those it needs; several times larger. small: write a copy of the "
+        "dataset whose pictures are resized as well, which training shows otherwise "
+        "(default: kept)",
     )  # fmt: skip
+    parser.add_argument(
+        "--size", type=flags.size, metavar="HEIGHTxWIDTH", help="of small films, in pixels"
+    )
+    parser.add_argument("--output", type=flags.output, help="new folder, for small films")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack and say how many files are left."""
     root: Path = arguments.path
+    if arguments.films == "small":
+        return _small(root, arguments.size, arguments.output)
+    if arguments.size or arguments.output:
+        raise ConfigError("--size and --output belong to --films small: leave them out, or add it")
     with progress_bar("writing films") as show:
         consolidate(
             root, data_mb=arguments.data_mb, video_mb=arguments.video_mb, films=arguments.films,
@@ -45,4 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
     data = counted(len(list(root.glob("data/*/*.parquet"))), "data file")
     videos = counted(len(list(root.glob("videos/*/*/*.mp4"))), "video")
     print(f"{root}: {data}, {videos}")
+    return 0
+
+
+def _small(root: Path, size: tuple[int, int] | None, output: Path | None) -> int:
+    """Write a copy with small films and say how to train on it."""
+    if size is None or output is None:
+        raise ConfigError(
+            "--films small writes a copy with other pictures: give its --size HEIGHTxWIDTH and its "
+            "--output folder"
+        )
+    with progress_bar("writing films") as show:
+        small_copy(root, output, size, show)
+    name = f"@{size[0]}x{size[1]}"
+    print(f"{output}: films of {size[0]}x{size[1]}; put {name} behind the robot's name to train on")
     return 0

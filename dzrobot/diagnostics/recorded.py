@@ -25,7 +25,6 @@ from dzrobot.training.data.claims import first_frame
 from dzrobot.training.data.column_mapping import (
     TASK_COLUMN,
     ColumnSource,
-    frame_size,
     resolve,
     resolve_vectors,
 )
@@ -215,7 +214,7 @@ def examine_dataset(
 def _in_its_size(catalog: DatasetCatalog, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment's arguments, with cameras of the size that was recorded."""
     known, _ = accepted(env)
-    sizes = {frame_size(catalog, name) for name in catalog.cameras}
+    sizes = {catalog.frame_size(name) for name in catalog.cameras}
     if "resolution" in known and "resolution" not in given and len(sizes) == 1:
         height, width = sizes.pop()
         if height == width:

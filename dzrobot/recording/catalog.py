@@ -169,6 +169,36 @@ class DatasetCatalog:
         """Columns that hold images."""
         return tuple(name for name, column in self.features.items() if column.dtype in CAMERA_KINDS)
 
+    def frame_size(self, camera: str) -> tuple[int, int]:
+        """Return ``(height, width)`` of a camera's pictures, whichever way its shape is written.
+
+        Raises:
+            DatasetError: the shape names no height and width.
+        """
+        feature = self.features[camera]
+        sizes = dict(zip(formats.axes(feature.names), feature.shape, strict=False))
+        if not {"h", "w"} <= sizes.keys():
+            raise DatasetError(f"{camera}: the shape {feature} names no height and width")
+        return sizes["h"], sizes["w"]
+
+    def resized_from(self, camera: str) -> tuple[int, int] | None:
+        """Return the size that a camera recorded, where the pictures here are small copies.
+
+        Raises:
+            DatasetError: ``info.json`` says something else in its place.
+        """
+        described = (self.features[camera].model_extra or {}).get("info")
+        size = described.get(formats.RESIZED_FROM) if isinstance(described, dict) else None
+        if size is None:
+            return None
+        match size:
+            case [int(height), int(width)] if height > 0 and width > 0:
+                return height, width
+        raise DatasetError(
+            f"{self.root}: {camera} has {formats.RESIZED_FROM}={size!r} in {formats.INFO}; it is "
+            "[height, width] in pixels"
+        )
+
     @property
     def action_anchor(self) -> ActionAnchor | None:
         """What the steps of an arm's actions are measured from, if the recording says it.

@@ -21,6 +21,10 @@ INTERVENTION = "intervention"
 """Column that says whose action a row holds: a person's, in the place of a policy's. LeRobot's
 name for it."""
 
+RESIZED_FROM = "video.resized_from"
+"""Entry of a camera's ``info``: (height, width) that it recorded, where the pictures are small
+copies; see :mod:`dzrobot.recording.small_films`."""
+
 EpisodeChoice = Literal["successes", "all"]
 """Which episodes of a recording are used: see :attr:`.DataConfig.episodes`."""
 
@@ -78,6 +82,11 @@ Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
 Template = Annotated[str, AfterValidator(_template)]
+
+
+def axes(names: Iterable[object] | None) -> list[str]:
+    """Return the axes of a camera's shape, ``h``, ``w`` and ``c``, from their names."""
+    return [str(name)[:1].lower() for name in names or ("h", "w", "c")]
 
 
 class Column(BaseModel):

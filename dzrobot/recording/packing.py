@@ -8,11 +8,10 @@ by one, then the old files go. Interrupted anywhere, the folder is whole: what i
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,17 +32,18 @@ from dzrobot.recording.episode_list import (
     replace_rows,
 )
 from dzrobot.recording.formats import Info
+from dzrobot.recording.key_frames import (
+    KEY_FRAMES,
+    codec_of,
+    lossless_stream,
+    pictures,
+    shown,
+)
 from dzrobot.untrusted import parsing
 
 MEGABYTE = 2**20
 
 Films = Literal["kept", "exact"]
-
-EXACT = "magicyuv"
-"""FFmpeg's lossless codec whose pictures decode on their own, and fastest."""
-
-_EXACT_PIXELS = ("yuv420p", "yuv422p", "yuv444p", "gbrp", "gray")
-"""Formats of 8 bits that it keeps as they are."""
 
 _MOST_BYTES_PER_PIXEL = 3
 
@@ -292,22 +292,13 @@ def _append_packets(target: Path, group: Sequence[_Stored], fps: Fraction) -> No
             before += stored.frames
 
 
-def _codec(path: Path) -> str:
-    """Return the codec of a film, by FFmpeg's name."""
-    import av
-
-    with parsing(path, DatasetError), av.open(str(path)) as container:
-        source = next(iter(container.streams.video), None)
-        return "" if source is None else source.codec_context.name
-
-
 def _container(path: Path) -> str:
     """Return the format of a file of the codec in ``path``: MP4 has no name for all of them."""
-    return "mov" if _codec(path) == EXACT else "mp4"
+    return "mov" if codec_of(path) == KEY_FRAMES else "mp4"
 
 
 def _is_exact(root: Path, rows: list[dict[str, Any]], key: str) -> bool:
-    return all(_codec(one.path) == EXACT for one in _stored(root, rows, f"videos/{key}"))
+    return all(codec_of(one.path) == KEY_FRAMES for one in _stored(root, rows, f"videos/{key}"))
 
 
 def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None:
@@ -320,10 +311,10 @@ def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None
         stream: Any = None
         for stored in group:
             begun = len(seen)
-            for source, frame in _pictures(stored.path):
+            for source, frame in pictures(stored.path):
                 if stream is None:
-                    stream = _exact_stream(output, source, frame, exact.fps)
-                seen.append(_shown(frame))
+                    stream = lossless_stream(output, source, frame, exact.fps)
+                seen.append(shown(frame))
                 frame.pts += round(before / exact.fps / source.time_base)
                 frame.time_base = source.time_base
                 output.mux(stream.encode(frame))
@@ -336,45 +327,11 @@ def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None
                 )
             before += stored.frames
         output.mux(stream.encode(None))
-    if [_shown(frame) for _, frame in _pictures(target)] != seen:
+    if [shown(frame) for _, frame in pictures(target)] != seen:
         raise DatasetError(
-            f"pictures of {group[0].path} do not decode to the same bits from {EXACT}: leave "
+            f"pictures of {group[0].path} do not decode to the same bits from {KEY_FRAMES}: leave "
             "--films exact out"
         )
-
-
-def _exact_stream(output: Any, source: Any, frame: Any, fps: Fraction) -> Any:
-    """Return a stream for pictures like ``frame``."""
-    name = frame.format.name
-    if name not in _EXACT_PIXELS or frame.rotation:
-        turned = ", shown turned" if frame.rotation else ""
-        raise DatasetError(
-            f"a film holds {name}{turned}; {EXACT} keeps {', '.join(_EXACT_PIXELS)}, upright: "
-            "leave --films exact out"
-        )
-    stream = output.add_stream(EXACT, rate=fps)
-    stream.width, stream.height, stream.pix_fmt = frame.width, frame.height, name
-    stream.time_base = stream.codec_context.time_base = source.time_base
-    written, read = stream.codec_context, source.codec_context
-    written.color_range, written.colorspace = read.color_range, read.colorspace
-    written.color_primaries, written.color_trc = read.color_primaries, read.color_trc
-    return stream
-
-
-def _pictures(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the stream and each picture of a film, in the order in which they are shown."""
-    import av
-
-    with av.open(str(path)) as container:
-        for frame in container.decode(video=0):
-            if frame.is_corrupt:
-                raise DatasetError(f"{path} holds a picture that does not decode; copy it again")
-            yield container.streams.video[0], frame
-
-
-def _shown(frame: Any) -> bytes:
-    """Return a hash of a picture as training sees it: red, green and blue."""
-    return blake2b(frame.to_ndarray(format="rgb24").tobytes(), digest_size=16).digest()
 
 
 def _describe_exact(root: Path, info: Info) -> None:
@@ -382,7 +339,7 @@ def _describe_exact(root: Path, info: Info) -> None:
     content = read_json(root / formats.INFO, dict[str, Any], DatasetError)
     for key in info.videos:
         described = content["features"][key].setdefault("info", {})
-        if described.get("video.codec") != EXACT:
+        if described.get("video.codec") != KEY_FRAMES:
             described["video.written_without_loss_from"] = described.get("video.codec")
-            described["video.codec"] = EXACT
+            described["video.codec"] = KEY_FRAMES
     write_json(root / formats.INFO, content)

@@ -2,16 +2,21 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 
+import cv2
 import numpy as np
 import pytest
 from data_worlds import ROBOT, record, step
 from kill_points import operations, spread, stop
 
 from dzrobot import cli
+from dzrobot.errors import DatasetError
 from dzrobot.recording import VideoCodec
+from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.training.data import DatasetReader, ReaderOptions
 from dzrobot.training.data.films import FrameTable
+from dzrobot.training.data.fingerprint import trained_inputs
 
 pytestmark = pytest.mark.kill_points
 
@@ -105,3 +110,92 @@ def test_what_cannot_be_packed_is_one_message(tmp_path, capsys):
         assert "dzrobot consolidate: " in said
         assert "Traceback" not in said
     assert not (tmp_path / "none").exists()
+
+
+SMALL = (24, 32)
+
+
+def small(path, output, *more):
+    size = "x".join(map(str, SMALL))
+    words = [str(path), "--films", "small", "--size", size, "--output", str(output), *more]
+    return cli.main(["consolidate", *words])
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_small_films_show_the_source_resized_and_say_so(tmp_path, capsys, version):
+    path = record(tmp_path / "set", lengths=LENGTHS, version=version, video=True)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    output = tmp_path / "small"
+    assert small(path, output) == 0
+    assert "put @24x32 behind the robot's name" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in before} == before
+    assert {file.relative_to(output) for file in output.rglob("*") if file.is_file()} >= {
+        file.relative_to(path) for file in before
+    }
+    for film in output.rglob("*.mp4"):
+        table = FrameTable.of(film)
+        assert len(table.key_frames) == len(table.pts)
+    options = ReaderOptions(cache=tmp_path / "cache")
+    source = DatasetReader(path, ROBOT, options)
+    reader = DatasetReader(output, ROBOT.at_resolution(*SMALL), options)
+    for ordinal, length in enumerate(LENGTHS):
+        for view in ROBOT.views:
+            rows = [0, length - 1]
+            shown = reader.frames(ordinal, reader.resolution.views[view.key], rows)
+            recorded = source.frames(ordinal, source.resolution.views[view.key], rows)
+            wanted = [
+                cv2.resize(one, SMALL[::-1], interpolation=cv2.INTER_AREA) for one in recorded
+            ]
+            np.testing.assert_array_equal(shown, wanted)
+    told = trained_inputs([reader], reader.embodiment)
+    assert told.resized_from == {view.key: view.resolution for view in ROBOT.views}
+    assert trained_inputs([source], ROBOT).resized_from == {}
+    with pytest.raises(DatasetError, match="@24x32"):
+        DatasetReader(output, ROBOT, options)
+
+
+def test_a_small_copy_that_was_killed_goes_on(tmp_path):
+    path = record(tmp_path / "set", lengths=LENGTHS, version="v3.0", video=True)
+    output = tmp_path / "small"
+    command = lambda: small(path, output)  # noqa: E731
+    steps = operations(command, output)
+    whole = {file.relative_to(output): file.read_bytes() for file in output.rglob("*.mp4")}
+    for at in spread(len(steps), 4):
+        shutil.rmtree(output)
+        assert stop(command, output, at).code < 0
+        # At the last operation all is there but for the removal of a note.
+        with nullcontext() if at == len(steps) - 1 else pytest.raises(DatasetError):
+            DatasetCatalog.open(output)
+        assert command() == 0
+        again = {file.relative_to(output): file.read_bytes() for file in output.rglob("*.mp4")}
+        assert again == whole, steps[at]
+        assert not [file for file in output.rglob("*") if "partial" in file.name], steps[at]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--size": "96x128"}, "would enlarge or distort"),
+        ({"--size": "24x24"}, "would enlarge or distort"),
+        ({"--size": "24"}, "HEIGHTxWIDTH"),
+        ({"--size": None}, "give its --size"),
+        ({"--output": None}, "give its --size HEIGHTxWIDTH and its --output"),
+        ({"--films": "exact"}, "belong to --films small"),
+        ({"--output": "here"}, "is not an unfinished copy"),
+        ({"images": True}, "no films, only images"),
+    ],
+)
+def test_small_films_that_cannot_be_made_are_refused(tmp_path, capsys, change, said):
+    video = "images" not in change
+    path = record(tmp_path / "set", lengths=(6, 7), version="v3.0", video=video)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "thesis.tex").write_text("mine")
+    given = {"--films": "small", "--size": "24x32", "--output": "new", **change}
+    given = {flag: value for flag, value in given.items() if value and flag != "images"}
+    if "--output" in given:
+        given["--output"] = str(tmp_path / given["--output"])
+    words = [word for pair in given.items() for word in pair]
+    assert cli.main(["consolidate", str(path), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert [one.name for one in (tmp_path / "here").iterdir()] == ["thesis.tex"]

@@ -42,7 +42,7 @@ from dzrobot.training.bench.episode_cost import (
 from dzrobot.training.bench.learning import (
     _of_records,
     asked_recipe,
-    beside_exact,
+    beside_films,
     beside_lerobot,
 )
 from dzrobot.training.bench.processes import (
@@ -440,12 +440,13 @@ def test_what_cannot_run_lerobot_is_said(noise, tmp_path):
 
 
 @pytest.mark.long
-def test_films_of_key_frames_are_measured_beside_the_others(tmp_path):
-    found = beside_exact(load_embodiment("libero_sim"), tmp_path, 2)
+@pytest.mark.parametrize("films", ["exact", "small"])
+def test_films_of_key_frames_are_measured_beside_the_others(tmp_path, films):
+    found = beside_films(load_embodiment("libero_sim"), tmp_path, 2, films)
     assert len(found) == 3 * 3
-    for kept, exact, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
-        assert ratio.values == tuple(b / a for a, b in zip(kept.values, exact.values, strict=True))
-        assert exact.name == f"{kept.name}, exact"
+    for kept, other, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
+        assert ratio.values == tuple(b / a for a, b in zip(kept.values, other.values, strict=True))
+        assert other.name == f"{kept.name}, {films}"
 
 
 def test_films_without_the_part_that_reads_them_are_refused(capsys):

@@ -66,9 +66,9 @@ class BenchSettings(FrozenConfig):
     """Python of an environment that has LeRobot, whose dataset class reads the samples of the part
     ``data`` too; None: they are not compared."""
 
-    films: Literal["exact"] | None = None
-    """Whether the part ``data`` also compares films of three codecs with the same ones written by
-    ``dzrobot consolidate --films exact``; None: it does not."""
+    films: Literal["exact", "small"] | None = None
+    """What the part ``data`` makes of films of three codecs and compares with them, as ``dzrobot
+    consolidate --films`` does; None: nothing."""
 
     env: str = "dzrobot/lift-v0"
     """Gymnasium id of a simulator, of the parts ``env`` and ``eval``."""

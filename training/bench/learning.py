@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from dzrobot.files import write_json
 from dzrobot.modality.video import draw_augmentation, encode_views
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.recording import EpisodeWriter, VideoCodec, consolidate
+from dzrobot.recording.small_films import small_copy
 from dzrobot.rng import numpy_generator
 from dzrobot.training.bench.document import BenchSettings, Measurement
 from dzrobot.training.bench.measuring import add_noise, noise_format, record_noise, timed
@@ -138,9 +141,8 @@ def measure_data(settings: BenchSettings, folder: Path) -> tuple[list[Measuremen
     if settings.lerobot is not None:
         found += beside_lerobot(data, settings.lerobot, settings.repeats)
     if settings.films is not None:
-        found += beside_exact(
-            load_embodiment(config.model.embodiment_tag), folder, settings.repeats
-        )
+        robot = load_embodiment(config.model.embodiment_tag)
+        found += beside_films(robot, folder, settings.repeats, settings.films)
     return found, notes
 
 
@@ -244,26 +246,39 @@ _FILMS = {
 }
 
 
-def beside_exact(robot: Embodiment, folder: Path, repeats: int) -> list[Measurement]:
-    """Return what whole samples cost from films of each codec, and from the same ones kept exactly.
+def beside_films(
+    robot: Embodiment, folder: Path, repeats: int, films: Literal["exact", "small"]
+) -> list[Measurement]:
+    """Return what whole samples cost from films of each codec, and from what is made of them.
 
-    Processor time of the same samples, in turns; see :func:`dzrobot.recording.consolidate`.
+    Processor time of the same samples, in turns; see :func:`dzrobot.recording.consolidate` and
+    :mod:`dzrobot.recording.small_films`. Small ones are as large as the network needs: its crop of
+    them has the size that it sees.
 
     Args:
         robot: Whose recordings are made up.
         folder: For them.
         repeats: Samples of each codec.
+        films: What is made of them.
     """
     plain, found = dataclasses.replace(robot, language_features=()), []
+    size = _fitting(robot)
+    robots = (plain, plain if films == "exact" else plain.at_resolution(*size))
     for number, (name, codec) in enumerate(_FILMS.items()):
-        kept, exact = folder / f"films-{number}", folder / f"films-{number}-exact"
+        kept, other = folder / f"films-{number}", folder / f"films-{number}-{films}"
         rate = plain.timing.control_hz
         with EpisodeWriter(kept, plain, fps=rate, version="v3.0", video=codec) as writer:
             add_noise(writer, plain, episodes=2, frames=_FRAMES)
-        shutil.copytree(kept, exact)
+        if films == "exact":
+            shutil.copytree(kept, other)
+            consolidate(other, films="exact")
+        else:
+            small_copy(kept, other, size)
         consolidate(kept)
-        consolidate(exact, films="exact")
-        readers = [DatasetReader(path, plain, ReaderOptions()) for path in (kept, exact)]
+        readers = [
+            DatasetReader(path, reading, ReaderOptions())
+            for path, reading in zip((kept, other), robots, strict=True)
+        ]
         rng = numpy_generator("films of the bench", number)
         drawn = rng.integers(len(readers[0]), size=repeats + 1).tolist()
         times = [[_processor_ms(reader, window) for reader in readers] for window in drawn]
@@ -272,10 +287,21 @@ def beside_exact(robot: Embodiment, folder: Path, repeats: int) -> list[Measurem
         ratios = tuple(b / a for a, b in times[1:])
         found += [
             Measurement(name=f"sample, {name}", unit="ms", values=before, better="less"),
-            Measurement(name=f"sample, {name}, exact", unit="ms", values=after, better="less"),
-            Measurement(name=f"exact over {name}", unit="x", values=ratios, better="less"),
+            Measurement(name=f"sample, {name}, {films}", unit="ms", values=after, better="less"),
+            Measurement(name=f"{films} over {name}", unit="x", values=ratios, better="less"),
         ]
     return found
+
+
+def _fitting(robot: Embodiment) -> tuple[int, int]:
+    """Return the height and width of pictures whose crop has the largest size that is shown."""
+    high, wide = robot.views[0].resolution
+    needed = max(
+        max(view.size[0] / view.resolution[0], view.size[1] / view.resolution[1])
+        for view in robot.views
+    )
+    share = min(1.0, needed / robot.crop_scale)
+    return math.ceil(high * share), math.ceil(wide * share)
 
 
 def _processor_ms(reader: DatasetReader, window: int) -> float:

@@ -27,7 +27,6 @@ from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError, counted, preview
 from dzrobot.files import replacing
 from dzrobot.recording.catalog import DatasetCatalog, listed_colors
-from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.films import Ints, mean_colors, read_film
 from dzrobot.training.data.video_decoding import DECODERS, Decoder
@@ -101,7 +100,7 @@ class Claims:
         done, every = 0, sum(map(len, films.values()))
         for camera, names in films.items():
             alike: dict[str, list[list[int]]] = {}
-            size = frame_size(catalog, camera)
+            size = catalog.frame_size(camera)
             for name, ordinals in names.items():
                 film = _Film(catalog, camera, name, np.array(ordinals), size)
                 content = film.claim(claims, DECODERS[decoder], cache)
@@ -420,7 +419,7 @@ def first_frame(catalog: DatasetCatalog, camera: str, ordinal: int) -> int:
     name = catalog.video_file(ordinal, camera)
     claims = Claims({camera: np.full(len(catalog.episodes), -1, np.int64)})
     ordinals = np.array(_films(catalog, camera)[name])
-    film = _Film(catalog, camera, name, ordinals, frame_size(catalog, camera))
+    film = _Film(catalog, camera, name, ordinals, catalog.frame_size(camera))
     film.claim(claims, DECODERS["pyav"], None)
     if faults := claims.faults.get(ordinal):
         raise DatasetError(f"{catalog.root}: {faults[0]}")

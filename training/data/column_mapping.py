@@ -170,7 +170,7 @@ def _view(catalog: DatasetCatalog, view: View) -> ColumnSource:
             f"{view.key}: {column} is {catalog.features[column]}, no camera; cameras are "
             f"{preview(catalog.cameras, 12)}"
         )
-    recorded = frame_size(catalog, column)
+    recorded = catalog.frame_size(column)
     if recorded != view.resolution:
         raise DatasetError(
             f"{view.key}: {column} was recorded at {recorded[0]}x{recorded[1]} (height x width), "
@@ -179,16 +179,6 @@ def _view(catalog: DatasetCatalog, view: View) -> ColumnSource:
             "named, or record in the robot's size (in a simulator: collect --env-arg resolution=N)"
         )
     return ColumnSource(view.key, column, None, None, catalog.features[column].dtype, stated_by)
-
-
-def frame_size(catalog: DatasetCatalog, column: str) -> tuple[int, int]:
-    """Return ``(height, width)`` of a camera column, whichever way its shape is written."""
-    feature = catalog.features[column]
-    names = [str(name)[:1].lower() for name in feature.names or ("h", "w", "c")]
-    sizes = dict(zip(names, feature.shape, strict=False))
-    if not {"h", "w"} <= sizes.keys():
-        raise DatasetError(f"{column}: the shape {feature} names no height and width")
-    return sizes["h"], sizes["w"]
 
 
 _KINDS: tuple[tuple[str, frozenset[str]], ...] = (

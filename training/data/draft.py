@@ -19,7 +19,7 @@ from dzrobot.embodiments.spec import MAX_ACTION_DIM, MAX_STATE_DIM
 from dzrobot.embodiments.templates import Tiles, layout_of
 from dzrobot.errors import DatasetError, counted, preview, suggest
 from dzrobot.recording.catalog import DatasetCatalog
-from dzrobot.training.data.column_mapping import frame_size, group_of, number_names
+from dzrobot.training.data.column_mapping import group_of, number_names
 from dzrobot.training.data.columns import EpisodeRows, matrix, read_data_file
 
 Kind = Literal["absolute", "difference", "command", "still", "open"]
@@ -473,7 +473,7 @@ def _colored(catalog: DatasetCatalog) -> list[str]:
 
 
 def _view(catalog: DatasetCatalog, column: str) -> DraftView:
-    resolution = frame_size(catalog, column)
+    resolution = catalog.frame_size(column)
     share = min(1.0, _LARGEST / max(resolution))
     height, width = (
         max(_SIZE_STEP, int(side * share) // _SIZE_STEP * _SIZE_STEP) for side in resolution

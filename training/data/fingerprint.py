@@ -79,6 +79,7 @@ def trained_inputs(readers: Sequence[DatasetReader], robot: Embodiment) -> Train
         tasks=len(tasks), fps=float(readers[0].catalog.fps), images=images, states=states,
         settle_steps=settled.pop() if len(settled) == 1 else None,
         execute=robot.execute or robot.timing.action_horizon,
+        resized_from=_resized_from(readers),
     )  # fmt: skip
 
 
@@ -103,6 +104,15 @@ def _instructions(readers: Sequence[DatasetReader]) -> Iterator[str]:
     for reader in readers:
         for source in reader.resolution.texts:
             yield from (text for text in reader.columns.texts[source.column] if text.strip())
+
+
+def _resized_from(readers: Sequence[DatasetReader]) -> dict[str, tuple[int, int]]:
+    return {
+        key: size
+        for reader in readers
+        for key, source in reader.resolution.views.items()
+        if (size := reader.catalog.resized_from(source.column)) is not None
+    }
 
 
 def _settle_steps(catalog: DatasetCatalog) -> int | None:

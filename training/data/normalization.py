@@ -24,7 +24,6 @@ from dzrobot.cluster import Cluster
 from dzrobot.documents import validated
 from dzrobot.embodiments.spec import Embodiment, Part
 from dzrobot.errors import StatisticsError, counted
-from dzrobot.training.data.column_mapping import frame_size
 from dzrobot.training.data.columns import Progress
 from dzrobot.training.data.dataset import DatasetReader
 from dzrobot.training.data.provenance import PROVENANCE, Provenance, provenance
@@ -515,7 +514,7 @@ def _check_mergeable(known: Mapping[str, Any], added: Mapping[str, Any]) -> None
 def _modalities(reader: DatasetReader, embodiment: Embodiment) -> dict[str, Any]:
     views = {}
     for view in embodiment.views:
-        height, width = frame_size(reader.catalog, reader.resolution.views[view.key].column)
+        height, width = reader.catalog.frame_size(reader.resolution.views[view.key].column)
         views[view.name] = {
             "resolution": [width, height],
             "channels": 3,

@@ -126,6 +126,15 @@ def episode(written: str) -> tuple[Path, int]:
     return path(folder), episode_number(number)
 
 
+def size(written: str) -> tuple[int, int]:
+    """Type of ``HEIGHTxWIDTH``: whole numbers of pixels."""
+    height, _, width = written.partition("x")
+    try:
+        return whole(1, 10_000)(height), whole(1, 10_000)(width)
+    except argparse.ArgumentTypeError:
+        raise _refusal(written, "HEIGHTxWIDTH in pixels, such as 96x128") from None
+
+
 def shard(written: str) -> tuple[int, int]:
     """Type of ``I/N``: part I, from 0, of N."""
     match = _SHARD.match(written)

@@ -8,7 +8,7 @@ compared for checkpoints whose passport does not have this.
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -47,6 +47,8 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Row = Annotated[tuple[_Number, ...], Field(strict=False, max_length=_MOST_NUMBERS)]
 _Rows = Annotated[tuple[_Row, ...], Field(strict=False)]
 _Text = Annotated[str, Field(max_length=LONGEST_INSTRUCTION)]
+_Side = Annotated[int, Field(strict=True, ge=1, le=10**5)]
+_Size = Annotated[tuple[_Side, _Side], Field(strict=False)]
 _Texts = Annotated[tuple[_Text, ...], Field(strict=False, max_length=MOST_INSTRUCTIONS)]
 
 
@@ -146,6 +148,9 @@ class TrainedInputs:
 
     execute: Annotated[int, Field(strict=True, ge=1, lt=2**20)] | None = None
     """Rows of a plan that the robot executes unless it is told otherwise."""
+
+    resized_from: Mapping[str, _Size] = field(default_factory=dict)
+    """Size (height, width) that was recorded, by view whose pictures were small copies of it."""
 
     def unlike(self, observation: Observation, robot: Embodiment) -> list[str]:
         """Return what is unlike the beginning of the training data, one phrase for each key.

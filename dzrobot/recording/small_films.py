@@ -1,0 +1,169 @@
+"""Copy a dataset with small films: resized, each picture a key frame, kept without loss.
+
+Training decodes the pictures of a sample alone, and each of them is smaller. The pictures are not
+those of the source: a crop is taken from the resized picture. See docs/guides/datasets.md.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import cv2
+
+from dzrobot.documents import read_json
+from dzrobot.errors import DatasetError
+from dzrobot.files import explained, replacing, write_json
+from dzrobot.progress import Show
+from dzrobot.recording import formats
+from dzrobot.recording.catalog import DatasetCatalog
+from dzrobot.recording.key_frames import (
+    KEY_FRAMES,
+    RGB,
+    check_kept,
+    lossless_stream,
+    pictures,
+    shown,
+)
+from dzrobot.untrusted import parsing
+
+BEGUN = "meta/small_films.json"
+"""In an unfinished copy: of which dataset it is, and its size."""
+
+Size = tuple[int, int]
+
+
+def small_copy(root: Path, output: Path, size: Size, show: Show | None = None) -> None:
+    """Write ``root`` with films of ``size`` to ``output``; interrupted, the same call goes on.
+
+    Pictures are averaged over areas (OpenCV's ``INTER_AREA``). Rows, lists and statistics are
+    copied as they are; ``info.json``, which makes the folder a dataset, comes last and says from
+    which size each camera was resized.
+
+    Args:
+        root: Folder of a dataset with films.
+        output: New folder, or one that an interrupted call with the same arguments left.
+        size: (height, width) in pixels, of every camera.
+        show: Takes how many pictures are written of how many.
+
+    Raises:
+        DatasetError: no films, a size that enlarges or distorts pictures, an ``output`` that is
+            something else, or a film that is damaged or of another length than its episodes.
+    """
+    catalog = DatasetCatalog.open(root)
+    info = formats.read_info(root)
+    if not info.videos:
+        raise DatasetError(f"{root} has no films, only images: leave --films small out")
+    for camera in info.videos:
+        _check_size(camera, catalog.frame_size(camera), size)
+    copy = _Copy(root, output, size, Fraction(info.fps).limit_denominator(1001))
+    with explained(f"write a copy of {root} to {output}", DatasetError):
+        _begin(root, output, size)
+        films = _films(catalog, info.videos)
+        total, done = sum(films.values()), 0
+        for name, count in films.items():
+            if not (output / name).exists():
+                copy.write(name, count, lambda more, done=done: show and show(done + more, total))
+            done += count
+        if show:
+            show(done, total)
+        _finish(root, output, info.videos, size)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    root: Path
+    output: Path
+    size: Size
+    fps: Fraction
+
+    def write(self, name: str, count: int, show: Any) -> None:
+        """Write a film in small, and compare what then decodes."""
+        import av
+
+        source, target = self.root / name, self.output / name
+        height, width = self.size
+        seen: list[bytes] = []
+        with (
+            parsing(source, DatasetError, "cannot be read", "see inspect-data"),
+            replacing(target) as temporary,
+        ):
+            with av.open(str(temporary), "w", format="mov") as output:
+                stream: Any = None
+                for of, frame in pictures(source):
+                    check_kept(frame)
+                    picture = frame.to_ndarray(format="rgb24")
+                    small = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+                    written = av.VideoFrame.from_ndarray(small, "rgb24").reformat(format=RGB)
+                    written.pts, written.time_base = frame.pts, of.time_base
+                    if stream is None:
+                        stream = lossless_stream(output, of, written, self.fps)
+                    seen.append(shown(written))
+                    output.mux(stream.encode(written))
+                    show(len(seen))
+                if len(seen) != count:
+                    raise DatasetError(
+                        f"{source} shows {len(seen)} pictures, its episodes have {count} rows: "
+                        "`dzrobot inspect-data` says which are affected"
+                    )
+                output.mux(stream.encode(None))
+            if [shown(frame) for _, frame in pictures(temporary)] != seen:
+                raise DatasetError(f"pictures of {source} do not decode to the same bits in small")
+
+
+def _check_size(camera: str, source: Size, size: Size) -> None:
+    (high, wide), (height, width) = source, size
+    fitting = round(high * width / wide)
+    if height > high or width > wide or abs(fitting - height) > 1:
+        raise DatasetError(
+            f"{camera} is {high}x{wide} (height x width): films of {height}x{width} would enlarge "
+            f"or distort it; give a smaller size of the same shape, such as "
+            f"{round(high / 2)}x{round(wide / 2)}"
+        )
+
+
+def _begin(root: Path, output: Path, size: Size) -> None:
+    """Copy all but films and ``info.json``, if that was not begun before."""
+    own = {"dataset": str(root.resolve()), "size": list(size)}
+    if output.exists() and any(output.iterdir()):
+        begun = output / BEGUN
+        found = read_json(begun, dict[str, Any], DatasetError) if begun.is_file() else {}
+        if found != own:
+            raise DatasetError(
+                f"{output} is not an unfinished copy of {root} at {size[0]}x{size[1]}: give a new "
+                "folder, or remove that one"
+            )
+    (output / BEGUN).parent.mkdir(parents=True, exist_ok=True)
+    write_json(output / BEGUN, own)
+    left = shutil.ignore_patterns("videos", formats.ASIDE.name, formats.INFO.name)
+    shutil.copytree(root, output, dirs_exist_ok=True, ignore=left)
+
+
+def _films(catalog: DatasetCatalog, cameras: list[str]) -> Mapping[str, int]:
+    """Return the number of pictures by file, relative to the dataset."""
+    films: dict[str, int] = {}
+    for camera in cameras:
+        for ordinal, length in enumerate(catalog.episodes.length):
+            name = str(catalog.video_file(ordinal, camera))
+            films[name] = films.get(name, 0) + int(length)
+    return films
+
+
+def _finish(root: Path, output: Path, cameras: list[str], size: Size) -> None:
+    content = read_json(root / formats.INFO, dict[str, Any], DatasetError)
+    for camera in cameras:
+        feature = content["features"][camera]
+        names = formats.axes(feature.get("names"))
+        source = [feature["shape"][names.index(axis)] for axis in "hw"]
+        for axis, length in zip("hw", size, strict=True):
+            feature["shape"][names.index(axis)] = length
+        described = feature.setdefault("info", {})
+        described.setdefault(formats.RESIZED_FROM, source)
+        described |= {
+            "video.codec": KEY_FRAMES, "video.pix_fmt": RGB, "video.height": size[0],
+            "video.width": size[1],
+        }  # fmt: skip
+    write_json(output / formats.INFO, content)
+    (output / BEGUN).unlink()
