@@ -9,10 +9,10 @@ a line of ``--records``, which lies in the repository: a test with a line there 
 any machine. Data and weights are not kept there, so a stage that a later one needs is repeated
 where ``OUTPUT`` lacks what it made, and must make the same again.
 
-The start is weak on purpose: the bundled policy of Lift, whose cameras have become bad. Pictures are
-drawn in draft quality, and every episode has noise, blur or fog of the highest level of ``--perturb
-noise``. The level was fixed before anything else was run, at 21 of 30 other starts (``eval
---first-episode 3000``). Arms, each from the start, with equal steps, batch and schedule:
+The start is weak on purpose: the bundled policy of Lift, whose cameras have become bad. Pictures
+are drawn in draft quality, and every episode has noise, blur or fog of the highest level of
+``--perturb noise``. The level was fixed before anything else was run, at 21 of 30 other starts
+(``eval --first-episode 3000``). Arms, each from the start, with equal steps, batch and schedule:
 
 ==  ==========================================================================================
 K   demonstrations only: does more training do it?
@@ -58,6 +58,7 @@ FULL = "KXUG"
 """Arms that are tested from all starts; the others from half of them."""
 
 BUNDLED = Path(__file__).parents[1] / "policies/dreamzero/bundled"
+DRAFT = "--env-arg resolution=128 --env-arg quality=draft"
 RECORDS = Path(__file__).with_suffix(".jsonl")
 DONE = "done.jsonl"
 NOISY = "--noisy-train"
@@ -346,7 +347,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--collect-flags",
-        default="--env-arg resolution=128 --env-arg quality=draft --embodiment libero_mini",
+        default=f"{DRAFT} --embodiment libero_mini",
     )
     parser.add_argument("--eval-flags", default="--videos none")
     parser.add_argument(

@@ -2,15 +2,14 @@
 
 import ast
 import functools
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,21 +33,36 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
+def by_kind(path: Path) -> Mapping[type[ast.AST], Sequence[Any]]:
+    """Return the nodes of a module by their class; a module is walked once for all tests."""
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(parsed(path)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def nodes(path: Path, *kinds: type[ast.AST]) -> Iterator[Any]:
+    """Yield the nodes of a module that are of the given classes."""
+    for kind in kinds:
+        yield from by_kind(path).get(kind, ())
+
+
+def lines_of(node: Any) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+@functools.cache
 def code_lines(path: Path) -> frozenset[int]:
     """Return the line numbers that hold code: no blanks, comments or docstrings."""
-    lines: set[int] = set()
-    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-            tokenize.ENCODING, tokenize.ENDMARKER}  # fmt: skip
-    for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
-        if token.type not in skip:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(parsed(path)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    written = enumerate(text(path).splitlines(), 1)
+    lines = {number for number, line in written if (held := line.strip()) and held[0] != "#"}
+    # A text may have lines that are blank, or look like comments.
+    for node in nodes(path, ast.Constant, ast.JoinedStr):
+        if node.end_lineno != node.lineno:
+            lines.update(lines_of(node))
+    for node in nodes(path, ast.Expr):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(lines_of(node))
     return frozenset(lines)
 
 
@@ -58,11 +72,10 @@ def test_budgets():
         code = code_lines(path)
         if len(code) > 400:
             faults.append(f"{path} has {len(code)} code lines")
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = len(code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
-                if length > 60:
-                    faults.append(f"{path}: {node.name} has {length} code lines")
+        for node in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
+            length = len(code.intersection(lines_of(node)))
+            if length > 60:
+                faults.append(f"{path}: {node.name} has {length} code lines")
     assert not faults
 
 
@@ -91,11 +104,10 @@ def test_a_docstring_can_be_read_alone():
     faults = []
     for path in FILES:
         name = str(path.relative_to(ROOT))
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                said = node.value.value
-                if isinstance(said, str) and HEADLESS.search(said):
-                    faults.append(f"{name}:{node.lineno}: {said[:60]}")
+        for node in nodes(path, ast.Expr):
+            said = node.value.value if isinstance(node.value, ast.Constant) else None
+            if isinstance(said, str) and HEADLESS.search(said):
+                faults.append(f"{name}:{node.lineno}: {said[:60]}")
     assert not faults, "\n".join(faults)
 
 
@@ -107,6 +119,11 @@ def test_the_rules_are_read_in_four_minutes():
     prose = re.sub(r"^```text$.*?^```$", "", text(ROOT / "CONTRIBUTING.md"), flags=re.M | re.S)
     words = [word for word in prose.split() if re.search(r"\w", word)]
     assert len(words) <= CONTRIBUTING_WORDS
+
+
+def called(node: ast.Call) -> str:
+    """Return the name of what is called; empty: it has none of its own."""
+    return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 PARSER_ERRORS = re.compile(
@@ -124,12 +141,9 @@ def test_no_list_of_a_parsers_exceptions_is_made_by_hand():
     """
     found = set()
     for path in FILES:
-        for node in ast.walk(parsed(path)):
-            named = ""
-            if isinstance(node, ast.ExceptHandler) and node.type is not None:
-                named = ast.unparse(node.type)
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "suppress":
-                named = ast.unparse(node)
+        caught = [node.type for node in nodes(path, ast.ExceptHandler) if node.type is not None]
+        caught += [node for node in nodes(path, ast.Call) if called(node) == "suppress"]
+        for named in map(ast.unparse, caught):
             if PARSER_ERRORS.search(named):
                 found.add(f"{path.relative_to(ROOT)}: {named}")
     assert not found
@@ -147,12 +161,13 @@ the test a double."""
 def test_tests_read_few_private_names():
     found = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        names = []
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Attribute) and not is_own(node.value):
-                names.append((node.lineno, node.attr))
-            elif isinstance(node, ast.ImportFrom):
-                names += [(node.lineno, alias.name) for alias in node.names]
+        names = [
+            (node.lineno, node.attr)
+            for node in nodes(path, ast.Attribute) if re.match(r"_[^_]", node.attr)
+            and not is_own(node.value)
+        ]  # fmt: skip
+        for node in nodes(path, ast.ImportFrom):
+            names += [(node.lineno, alias.name) for alias in node.names]
         found += [
             f"{path.relative_to(ROOT)}:{line}: {name}"
             for line, name in names if re.match(r"_[^_]", name) and name not in DOCUMENTED
@@ -202,8 +217,8 @@ def test_a_public_class_name_means_one_thing():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] in ("examples", "benchmarks"):
             continue
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        for node in nodes(path, ast.ClassDef):
+            if not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
@@ -255,11 +270,6 @@ def package_modules() -> Mapping[str, Path]:
     return found
 
 
-@functools.cache
-def trees() -> Mapping[str, ast.Module]:
-    return {name: parsed(path) for name, path in package_modules().items()}
-
-
 def imported(tree: ast.AST, *, typing: bool = True) -> Iterator[str]:
     """Yield what a module imports, in its functions and, with ``typing``, for type checkers too."""
     for node in ast.iter_child_nodes(tree):
@@ -275,20 +285,21 @@ def imported(tree: ast.AST, *, typing: bool = True) -> Iterator[str]:
         yield from imported(node, typing=typing)
 
 
-def arrows() -> set[tuple[str, str]]:
+@functools.cache
+def arrows() -> Set[tuple[str, str]]:
     """Return (importing module, imported module) within the package.
 
     A package's ``__init__`` names for type checkers what it loads when it is asked for: that leads
     nowhere when it is imported.
     """
     return {
-        (name, other) for name, tree in trees().items()
-        for other in imported(tree, typing=package_modules()[name].stem != "__init__")
+        (name, other) for name, path in package_modules().items()
+        for other in imported(parsed(path), typing=path.stem != "__init__")
         if other in package_modules() and other != name
     }  # fmt: skip
 
 
-def circle(pairs: set[tuple[str, str]]) -> list[str]:
+def circle(pairs: Set[tuple[str, str]]) -> list[str]:
     graph: dict[str, set[str]] = {}
     for one, other in pairs:
         graph.setdefault(one, set()).add(other)
@@ -338,8 +349,8 @@ def test_a_file_name_means_one_thing():
 
 def test_fields_are_read_by_name():
     calls = sum(
-        isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr")
-        for tree in trees().values() for node in ast.walk(tree)
+        called(node) in ("getattr", "hasattr")
+        for path in package_modules().values() for node in nodes(path, ast.Call)
     )  # fmt: skip
     lines = sum(len(code_lines(path)) for path in package_modules().values())
     assert 1000 * calls / lines <= 0.5, f"{calls} calls of getattr and hasattr in {lines} lines"
@@ -349,7 +360,7 @@ def test_what_is_known_has_a_type():
     """A value that was checked has a type that says so; nothing is asked again in mid-work."""
     asserts = [
         f"{name}: {ast.unparse(node)}"
-        for name, tree in trees().items() for node in ast.walk(tree) if isinstance(node, ast.Assert)
+        for name, path in package_modules().items() for node in nodes(path, ast.Assert)
     ]  # fmt: skip
     assert [said for said in asserts if "assert isinstance(" in said] == []
     known = [said for said in asserts if re.search(r"'.*\b(filled|checked|begun)\b", said)]
@@ -360,8 +371,8 @@ def test_protocols_are_few():
     """What is ours has base classes; protocols are for hardware and for classes of others."""
     protocols = [
         f"{name}.{node.name}"
-        for name, tree in trees().items() for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(
+        for name, path in package_modules().items() for node in nodes(path, ast.ClassDef)
+        if any(
             ast.unparse(base).split("[")[0].rpartition(".")[2] == "Protocol" for base in node.bases
         )
     ]  # fmt: skip
