@@ -171,17 +171,26 @@ def test_nothing_beside_a_launcher_shadows_a_library(folder):
     assert not names & (set(sys.stdlib_module_names) | dependencies)
 
 
-@pytest.mark.parametrize(("given", "threads"), [(None, 1), ("2", 2)])
-def test_a_command_computes_in_one_thread_unless_told(given, threads):
-    program = (
-        "from dzrobot.cli import main; main(['plan']); import torch; print(torch.get_num_threads())"
-    )
+OF_TORCH = "import torch; print(torch.get_num_threads())"
+OF_WHAT_IT_READS = "import os; print(os.environ['OMP_NUM_THREADS'])"
+
+
+@pytest.mark.parametrize(
+    ("given", "threads", "said"),
+    [
+        (None, 1, OF_TORCH),
+        ("2", 2, OF_WHAT_IT_READS),
+        pytest.param("2", 2, OF_TORCH, marks=pytest.mark.long),
+    ],
+)
+def test_a_command_computes_in_one_thread_unless_told(given, threads, said):
+    program = f"from dzrobot.cli import main; main(['plan']); {said}"
     kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment = kept if given is None else {**kept, "OMP_NUM_THREADS": given}
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split()[-1] == str(threads)
+    assert done.stdout.split()[-1] == str(threads)
 
 
 def test_import_is_light():
