@@ -7,7 +7,6 @@ The network is never whole in one place: it is built on the meta device, sharded
 copies its own part from the files.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from dzrobot.code_identity import CodeIdentity, package_code
-from dzrobot.embodiments.spec import Part
 from dzrobot.errors import ConfigError
 from dzrobot.modality.video import PUBLISHED, AugmentConfig
 from dzrobot.policies.dreamzero.checkpoints.load import (
@@ -147,8 +145,7 @@ def build(
         stored = precompute_prompts(texts, encoding, config.runner.output_dir / "prompts", world)
         longest = stored.longest(texts)
 
-    conditions = datasets.train.sources[0].spec.embodiment.conditions
-    model = shard(config, network, initial, world, conditions)
+    model = shard(config, opened.model, initial, world)
     compiling = compile_notice(config, network, world)
     features = None
     if config.data.cache_features:
@@ -182,18 +179,22 @@ def build(
 
 
 def shard(
-    config: SFTConfig, network: NetworkConfig, initial: InitialWeights,
-    world: DistributedEnvironment, conditions: Sequence[Part] = (),
+    config: SFTConfig, model: WorldActionModel, initial: InitialWeights,
+    world: DistributedEnvironment,
 ) -> WorldActionModel:  # fmt: skip
     """Return the network on its devices: trained weights in float32, frozen in the compute dtype.
+
+    Args:
+        config: The recipe.
+        model: The network without memory for its weights; it gets them here.
+        initial: Its weights.
+        world: The processes.
 
     Raises:
         CheckpointError: The weights are not those of the network.
     """
-    model = empty_network(
-        network, is_lora=config.model.is_lora, text_encoder=not config.model.cache_prompts,
-        conditions=conditions,
-    )  # fmt: skip
+    if config.model.cache_prompts:
+        model.text_encoder = None
     compute = DTYPES[config.parallel.param_dtype]
     for parameter in model.parameters():
         # Only updated weights need a higher precision than they are used in.

@@ -17,6 +17,7 @@ from dzrobot.policies.dreamzero.checkpoints.load import check_weights, empty_net
 from dzrobot.policies.dreamzero.checkpoints.names import DIT
 from dzrobot.policies.dreamzero.network.config import NetworkConfig
 from dzrobot.policies.dreamzero.network.prompt import DEFAULT_TOKENIZER, PromptTokenizer
+from dzrobot.policies.dreamzero.network.world_action import WorldActionModel
 from dzrobot.recording.catalog import DatasetCatalog
 from dzrobot.recording.formats import EpisodeChoice
 from dzrobot.training.data import (
@@ -49,6 +50,9 @@ class OpenedRun:
 
     initial: InitialWeights
     network: NetworkConfig
+    model: WorldActionModel
+    """The network without memory for its weights, on the meta device."""
+
     datasets: "Datasets"
     tokenizer: str
     teacher: InitialWeights | None
@@ -65,14 +69,15 @@ def open_run(config: SFTConfig, plugins: Plugins) -> OpenedRun:
         StatisticsError: See :func:`open_datasets`.
         MissingDependencyError: The video decoder cannot be used.
     """
-    initial, network = _open_weights(config)
+    initial, network, model = _open_weights(config)
     datasets = _open_data(config, initial.metadata, plugins)
     tokenizer = tokenizer_path(config, initial)
     if Path(tokenizer).is_dir():
         PromptTokenizer(tokenizer, text_len=network.dit.text_len)
     teacher = _open_teacher(config, initial, datasets.train)
     return OpenedRun(
-        initial=initial, network=network, datasets=datasets, tokenizer=tokenizer, teacher=teacher
+        initial=initial, network=network, model=model, datasets=datasets, tokenizer=tokenizer,
+        teacher=teacher,
     )  # fmt: skip
 
 
@@ -113,8 +118,10 @@ def _open_recordings(config: SFTConfig) -> bool:
     return bool(found)
 
 
-def _open_weights(config: SFTConfig) -> tuple[InitialWeights, NetworkConfig]:
-    """Return the initial weights and the network of the run; every name and shape is compared."""
+def _open_weights(
+    config: SFTConfig,
+) -> tuple[InitialWeights, NetworkConfig, WorldActionModel]:
+    """Return initial weights, network, and the empty model; names and shapes are compared."""
     initial = open_initial_weights(config.model, config.runner.seed)
     network = network_config(config, initial)
     conditions = source_plans(config)[0].embodiment.conditions
@@ -122,7 +129,7 @@ def _open_weights(config: SFTConfig) -> tuple[InitialWeights, NetworkConfig]:
         network, is_lora=config.model.is_lora, text_encoder=True, conditions=conditions
     )  # fmt: skip
     check_weights(model, starting_weights(model, initial, config.runner.seed))
-    return initial, network
+    return initial, network, model
 
 
 def _open_data(config: SFTConfig, beside: Path | None, plugins: Plugins) -> "Datasets":
