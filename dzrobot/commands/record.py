@@ -94,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_dataset_format(parser)
     parser.add_argument(
         "--recipe", type=flags.text,
-        help="warn of episodes too short for a sample of this recipe (default: of the robot)",
+        help="warn of episodes too short for a sample of this recipe (default: of the robot, the "
+        "policy's where one drives)",
     )  # fmt: skip
     flags.declare(parser, OperatorOptions)
     declare_policy(parser.add_argument_group("with --policy"), without=_NOT_SAID)
@@ -108,12 +109,15 @@ def run(arguments: argparse.Namespace) -> int:
     robot = needed_robot(arguments.env, facts)
     steered = not (driver.policy or driver.call or driver.replays)
     check_full_speed(arguments, facts, by_person=steered)
-    sample, whose = _sample(arguments, robot)
+    with waiting("looking at what acts"):
+        acting = driver.found(facts)
+    sample, whose = _sample(arguments, robot if acting is None else acting.robot)
     operator = OperatorOptions(**flags.said(arguments, OperatorOptions))
     log = operator.log or arguments.output.with_name(f"{arguments.output.name}.operator.jsonl")
     planned = RecordingRun(
-        env=arguments.env, arguments=given, facts=facts, driver=driver, goal=_goal(arguments),
-        max_steps=arguments.max_steps, sample=sample, whose=whose, output=arguments.output,
+        env=arguments.env, arguments=given, facts=facts, driver=driver, acting=acting,
+        goal=_goal(arguments), max_steps=arguments.max_steps, sample=sample, whose=whose,
+        output=arguments.output,
         format=(arguments.version, arguments.video),
         made={} if arguments.round is None else {"round": arguments.round},
         operator=replace(operator, title="dzrobot record", log=log, asks_reason=True),

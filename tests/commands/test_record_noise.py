@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from dzrobot.cli import main
+from dzrobot.commands import record as command
 from dzrobot.diagnostics.recorded import load_recording
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.envs.teleop.devices import load_device
 from dzrobot.errors import ConfigError
+from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.recording.catalog import episode_facts
 from dzrobot.rollout.demonstrations.record import NoisyActions
 
@@ -129,3 +131,14 @@ def test_a_noisy_recording_goes_on_without_noise(tmp_path):
     noisy, clean = (load_recording(folder, number, robot) for number in (0, 1))
     assert not np.array_equal(noisy.executed, noisy.actions)
     np.testing.assert_array_equal(clean.executed, clean.actions)
+
+
+def test_episodes_are_to_be_long_enough_for_the_robot_of_the_policy(tmp_path, monkeypatch):
+    """Lift records as `libero_sim`, whose samples are longer than those of the bundled policy."""
+    planned = []
+    monkeypatch.setattr(command, "record", lambda run, say: planned.append(run))
+    words = ["--env", "dzrobot/lift-v0", "--env-arg", "cameras=false", "--attempts", "1"]
+    for policy in (["--policy", str(default_checkpoint())], ["--policy", "hold"]):
+        assert main(["record", *words, *policy, "--output", str(tmp_path / "set")]) == 1
+    assert [run.whose for run in planned] == ["libero_mini", "libero_sim"]
+    assert planned[0].sample.rows_needed < planned[1].sample.rows_needed

@@ -215,6 +215,9 @@ class RecordingRun:
     """What was found of it."""
 
     driver: Driving
+    acting: ResolvedPolicy | None
+    """Policy that drives, not yet loaded; None: none does."""
+
     goal: RecordingGoal
     max_steps: int
     """Steps of an episode."""
@@ -251,10 +254,8 @@ def record(run: RecordingRun, say: Callable[[str], None]) -> bool:
         DzrobotError: the environment, its arm or what drives cannot be used, or the dataset cannot
             be written.
     """
-    driver, facts = run.driver, run.facts
+    driver, facts, found = run.driver, run.facts, run.acting
     given = at_full_speed(run.arguments, facts)
-    with waiting("looking at what acts"):
-        found = driver.found(facts)
     if found is not None:
         given = {**anchored(run.env, found.robot), **given}
         seen = {**sized(run.env, found.robot), **run.arguments}
