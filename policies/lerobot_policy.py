@@ -19,7 +19,7 @@ import numpy as np
 
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.embodiments.timing import Timing
-from dzrobot.errors import CheckpointError, SessionError, preview
+from dzrobot.errors import CheckpointError, ConfigError, SessionError, preview
 from dzrobot.modality.window import Observation, read_observation
 from dzrobot.policies.base import (
     DEFAULT_SESSION,
@@ -37,6 +37,27 @@ from dzrobot.rng import torch_seed
 _IMAGE, _STATE, _TASK, _ACTION = "VISUAL", "STATE", "task", "action"
 _LEAST_HORIZON = 4
 """Fewest actions of one plan that a robot's timing may have."""
+
+
+def check_installed(name: str, robot: Embodiment) -> None:
+    """Check that this Python has LeRobot.
+
+    Args:
+        name: Of the policy, ``lerobot:ID_OR_FOLDER``.
+        robot: Who acts.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    try:
+        metadata.version("lerobot")
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"{name} needs LeRobot, which pins other versions of torch than this package. "
+            "Either name the Python of an environment that has it: --lerobot-python "
+            f"/path/to/bin/python; or serve it there: dzrobot serve {name} --embodiment "
+            f"{robot.tag}, and evaluate with --server"
+        ) from None
 
 
 @dataclass(eq=False)

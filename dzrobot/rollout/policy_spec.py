@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dzrobot.declared import Flag, declared
+from dzrobot.embodiments.action_conventions import check_holds, hold_command
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import (
@@ -20,8 +23,7 @@ from dzrobot.errors import (
 )
 from dzrobot.importing import is_reference, load_reference
 from dzrobot.modality.window import Observation
-from dzrobot.policies.base import Action, Policy
-from dzrobot.policies.built_in import ExpertPolicy, HoldPolicy, RandomPolicy
+from dzrobot.policies.base import DEFAULT_SESSION, Action, Policy, When
 from dzrobot.policies.dreamzero.options import (
     ActingOptions,
     PolicyOptions,
@@ -32,6 +34,7 @@ from dzrobot.policies.dreamzero.options import (
     device_name,
 )
 from dzrobot.policies.wrapping import adapted
+from dzrobot.rng import numpy_generator
 from dzrobot.rollout.episode import Actor, PolicyActor
 
 if TYPE_CHECKING:
@@ -435,8 +438,7 @@ def _made(name: str, robot: Embodiment) -> Policy:
 
 def beside(factory: str, env: Any) -> Policy:
     """Return the policy that ``module:factory`` makes for an environment of this process."""
-    made = load_factory(factory)(env)
-    return ExpertPolicy(made) if factory == EXPERT else adapted(made)
+    return (ExpertPolicy if factory == EXPERT else adapted)(load_factory(factory)(env))
 
 
 @dataclass
@@ -463,6 +465,94 @@ class PrivilegedActor(Actor):
     def reads_frames(self) -> bool:
         """Return whether the policy looks at the images of the next observation."""
         return self.inner.reads_frames()
+
+
+class ExpertPolicy(Policy):
+    """The scripted expert, which looks into its environment and never at an observation.
+
+    Args:
+        expert: Made beside the environment; has ``act`` and ``reset``.
+    """
+
+    def __init__(self, expert: Any) -> None:
+        self._expert = expert
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
+        """Return the expert's next action, (A,)."""
+        return np.asarray(self._expert.act(obs))
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
+        """Return False."""
+        return False
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode."""
+        self._expert.reset()
+
+
+class HoldPolicy(Policy):
+    """Leaves a robot as it is.
+
+    Args:
+        robot: Every part of its action says how; see ``Part.hold``.
+
+    Raises:
+        ConfigError: a part does not.
+    """
+
+    def __init__(self, robot: Embodiment) -> None:
+        check_holds(robot, "by the policy 'hold'")
+        self._robot = robot
+        self._held: dict[str, NDArray[np.float32]] = {}
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
+        """Return zeros, or where an absolute part was at first, (A,)."""
+        held = hold_command(self._robot, obs, self._held.get(session))
+        self._held[session] = held
+        return held.copy()
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
+        """Return False."""
+        return False
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start a new episode, which is held where it begins."""
+        self._held.pop(session, None)
+
+    def end_all(self) -> None:
+        """Forget where all sessions are held."""
+        self._held.clear()
+
+
+class RandomPolicy(Policy):
+    """Uniform numbers in [-1, 1], a function of seed and episode."""
+
+    def __init__(self, action_dim: int, seed: int) -> None:
+        self._action_dim = action_dim
+        self._seed = seed
+        self._draws: dict[str, np.random.Generator] = {}
+        self._numbers: dict[str, int] = {}
+
+    def act(self, obs: Observation, *, session: str = DEFAULT_SESSION) -> NDArray[np.float32]:
+        """Return the next numbers (A,) of the session."""
+        if session not in self._draws:
+            self.reset(session)
+        return self._draws[session].uniform(-1, 1, self._action_dim).astype(np.float32)
+
+    def reads_frames(self, *, session: str = DEFAULT_SESSION, when: When = "acting") -> bool:
+        """Return False."""
+        return False
+
+    def end_all(self) -> None:
+        """Forget the numbers of all sessions."""
+        self._draws.clear()
+        self._numbers.clear()
+
+    def reset(self, session: str = DEFAULT_SESSION, *, episode: int | None = None) -> None:
+        """Start the numbers of ``episode``; None: of the one after the last, from 0 on."""
+        number = self._numbers.get(session, -1) + 1 if episode is None else episode
+        self._numbers[session] = number
+        self._draws[session] = numpy_generator("random policy", self._seed, number)
 
 
 def _open_checkpoint(found: ResolvedPolicy, checkpoint: "Checkpoint") -> Policy:
@@ -498,8 +588,7 @@ def _card_of_weights(spec: PolicySpec, checkpoint: "Checkpoint") -> dict[str, An
         card["commit"] = commit
     if spec.base is not None:
         card["base"] = weights_hash(open_base(spec.base, checkpoint.config))
-    inputs = [one.inputs for one in checkpoint.passport.embodiments.values()]
-    if resized := {view: size for one in inputs if one for view, size in one.resized_from.items()}:
+    if resized := checkpoint.passport.resized_from:
         card["trained_on_small_films_of"] = resized
     return card
 
@@ -516,17 +605,9 @@ def _open_lerobot(spec: PolicySpec, robot: Embodiment) -> Policy:
         command += [] if spec.revision is None else ["--revision", spec.revision]
         address = start_server(spec.lerobot_python, command)
         return _open_remote(replace(spec, server=address), robot)
-    try:
-        version("lerobot")
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"{spec.name} needs LeRobot, which pins other versions of torch than this package. "
-            "Either name the Python of an environment that has it: --lerobot-python "
-            f"/path/to/bin/python; or serve it there: dzrobot serve {spec.name} --embodiment "
-            f"{robot.tag}, and evaluate with --server"
-        ) from None
-    from dzrobot.policies.lerobot_policy import LeRobotPolicy
+    from dzrobot.policies.lerobot_policy import LeRobotPolicy, check_installed
 
+    check_installed(spec.name, robot)
     return LeRobotPolicy(
         spec.name.removeprefix(LEROBOT), robot,
         device=chosen_device(spec.device), seed=seed, revision=spec.revision,

@@ -14,7 +14,6 @@ import dzrobot  # noqa: F401 (registers the ids)
 from dzrobot.embodiments.registry import load_embodiment
 from dzrobot.errors import ModalityError
 from dzrobot.policies.base import Policy, frame_offsets, reads_next
-from dzrobot.policies.built_in import HoldPolicy, RandomPolicy
 from dzrobot.policies.dreamzero.bundled import default_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.checksums import weights_hash
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
@@ -27,7 +26,7 @@ from dzrobot.rollout.environment import facts_of, omitter
 from dzrobot.rollout.episode import Actor, PolicyActor, run_episode
 from dzrobot.rollout.evaluation.evaluate import evaluate
 from dzrobot.rollout.evaluation.planning import EvaluationRequest, RunOptions, prepare
-from dzrobot.rollout.policy_spec import PolicySpec, open_coder
+from dzrobot.rollout.policy_spec import HoldPolicy, PolicySpec, RandomPolicy, open_coder
 from dzrobot.rollout.predictions import (
     PredictingActor,
     PredictionError,

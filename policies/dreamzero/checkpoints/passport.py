@@ -127,6 +127,12 @@ class Passport:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Training configuration, plain values."""
 
+    @property
+    def resized_from(self) -> dict[str, tuple[int, int]]:
+        """Recorded size (height, width), by view whose pictures were small copies of it."""
+        inputs = [one.inputs for one in self.embodiments.values() if one.inputs is not None]
+        return {view: size for one in inputs for view, size in one.resized_from.items()}
+
     def horizon(self, tag: str) -> int:
         """Return the actions of one plan that ``tag`` was trained with."""
         trained = self.embodiments.get(tag)
