@@ -68,6 +68,6 @@ def _small(root: Path, size: tuple[int, int] | None, output: Path | None) -> int
         )
     with progress_bar("writing films") as show:
         small_copy(root, output, size, show)
-    name = f"@{size[0]}x{size[1]}"
-    print(f"{output}: films of {size[0]}x{size[1]}; put {name} behind the robot's name to train on")
+    name = f"{size[0]}x{size[1]}"
+    print(f"{output}: films of {name}; to train on it, put @{name} behind the robot's name")
     return 0
