@@ -149,9 +149,10 @@ class Study:
             return {"succeeded": "".join(str(int(bool(one.success))) for one in ends)}
         if (folder / "meta" / "info.json").is_file():
             facts = episode_facts(folder).values()
+            lengths = DatasetCatalog.open(folder).episodes.length
             return {
-                "episodes": len(DatasetCatalog.open(folder).episodes.length),
-                "rows": int(sum(DatasetCatalog.open(folder).episodes.length)),
+                "episodes": len(lengths),
+                "rows": int(sum(lengths)),
                 "successes": sum(bool(one.success) for one in facts),
                 "taken_over": sum(one.interventions for one in facts),
             }
@@ -340,15 +341,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--embodiment", default="libero_mini")
     parser.add_argument("--teacher", default="expert", help="policy that demonstrates")
     parser.add_argument("--recipe", default="mini_lift_cpu")
-    parser.add_argument(
-        "--flags",
-        default="--env-arg resolution=128 --env-arg quality=draft",
-        help="of eval and record",
-    )
-    parser.add_argument(
-        "--collect-flags",
-        default=f"{DRAFT} --embodiment libero_mini",
-    )
+    parser.add_argument("--flags", default=DRAFT, help="of eval and record")
+    parser.add_argument("--collect-flags", default=f"{DRAFT} --embodiment libero_mini")
     parser.add_argument("--eval-flags", default="--videos none")
     parser.add_argument(
         "--record-flags", default="--takeover expert:stuck=2,noise=0.1", help="who takes over"

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--films", choices=("kept", "exact", "small"), default="kept",
         help="exact: write every picture anew as a key frame, the same to the bit, so that "
         "training decodes only those it needs; several times larger. small: write a copy of the "
-        "dataset whose pictures are resized as well, which training shows otherwise "
-        "(default: kept)",
+        "dataset with smaller pictures, each a key frame; training then sees other pictures than "
+        "those of the source (default: kept)",
     )  # fmt: skip
     parser.add_argument(
         "--size", type=flags.size, metavar="HEIGHTxWIDTH", help="of small films, in pixels"
@@ -45,6 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Pack and say how many files are left."""
     root: Path = arguments.path
     if arguments.films == "small":
+        if (arguments.data_mb, arguments.video_mb) != (DATA_MB, VIDEO_MB):
+            raise ConfigError(
+                "--data-mb and --video-mb join files, which --films small copies one by one: leave "
+                "them out, and join those of the copy afterwards"
+            )
         return _small(root, arguments.size, arguments.output)
     if arguments.size or arguments.output:
         raise ConfigError("--size and --output belong to --films small: leave them out, or add it")

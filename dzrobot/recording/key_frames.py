@@ -1,6 +1,7 @@
 """Films in which every picture is a key frame, kept without loss."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from hashlib import blake2b
 from pathlib import Path
@@ -43,7 +44,7 @@ def pictures(path: Path) -> Iterator[tuple[Any, Any]]:
             yield container.streams.video[0], frame
 
 
-def shown(frame: Any) -> bytes:
+def _shown(frame: Any) -> bytes:
     """Return a hash of a picture as training sees it: red, green and blue."""
     return blake2b(frame.to_ndarray(format="rgb24").tobytes(), digest_size=16).digest()
 
@@ -63,14 +64,61 @@ def check_kept(frame: Any) -> None:
         )
 
 
-def lossless_stream(output: Any, source: Any, frame: Any, fps: Fraction) -> Any:
+def check_length(path: Path, count: int, rows: int) -> None:
+    """Check that a film has as many pictures as its episodes have rows.
+
+    Raises:
+        DatasetError: it has not.
+    """
+    if count != rows:
+        raise DatasetError(
+            f"{path} shows {count} pictures, its episodes have {rows} "
+            "rows: `dzrobot inspect-data` says which are affected"
+        )
+
+
+@contextmanager
+def lossless_film(target: Path, fps: Fraction, path: Path) -> Iterator[Callable[[Any, Any], None]]:
+    """Yield what writes a picture to the new film ``target``; at the end all are compared.
+
+    It takes the stream that a picture comes from, whose times it has, and the picture.
+
+    Args:
+        target: The new film.
+        fps: Pictures per second.
+        path: Film that the pictures come from, for the message.
+
+    Raises:
+        DatasetError: see :func:`check_kept`, or what was written does not decode to the same bits.
+    """
+    import av
+
+    written: list[bytes] = []
+    with av.open(str(target), "w", format="mov") as output:
+        stream: Any = None
+
+        def add(source: Any, frame: Any) -> None:
+            nonlocal stream
+            if stream is None:
+                stream = _stream(output, source, frame, fps)
+            written.append(_shown(frame))
+            output.mux(stream.encode(frame))
+
+        yield add
+        if stream is not None:
+            output.mux(stream.encode(None))
+    if [_shown(frame) for _, frame in pictures(target)] != written:
+        raise DatasetError(
+            f"pictures of {path} do not decode to the same bits from {KEY_FRAMES}: leave --films "
+            "out"
+        )
+
+
+def _stream(output: Any, source: Any, frame: Any, fps: Fraction) -> Any:
     """Return a stream of ``output`` for pictures like ``frame``, with the times of ``source``.
 
     It has the colors of ``source``, but for pictures in red, green and blue, whose numbers are the
     colors.
-
-    Raises:
-        DatasetError: see :func:`check_kept`.
     """
     check_kept(frame)
     stream = output.add_stream(KEY_FRAMES, rate=fps)

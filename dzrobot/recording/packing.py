@@ -34,10 +34,10 @@ from dzrobot.recording.episode_list import (
 from dzrobot.recording.formats import Info
 from dzrobot.recording.key_frames import (
     KEY_FRAMES,
+    check_length,
     codec_of,
-    lossless_stream,
+    lossless_film,
     pictures,
-    shown,
 )
 from dzrobot.untrusted import parsing
 
@@ -302,36 +302,19 @@ def _is_exact(root: Path, rows: list[dict[str, Any]], key: str) -> bool:
 
 
 def _append_exact(target: Path, group: Sequence[_Stored], exact: _Exact) -> None:
-    """Write the pictures of ``group`` without loss, and compare what then decodes."""
-    import av
-
-    seen: list[bytes] = []
+    """Write the pictures of ``group`` without loss."""
     before = 0
-    with av.open(str(target), "w", format="mov") as output:
-        stream: Any = None
+    with lossless_film(target, exact.fps, group[0].path) as add:
         for stored in group:
-            begun = len(seen)
+            begun = exact.done
             for source, frame in pictures(stored.path):
-                if stream is None:
-                    stream = lossless_stream(output, source, frame, exact.fps)
-                seen.append(shown(frame))
                 frame.pts += round(before / exact.fps / source.time_base)
                 frame.time_base = source.time_base
-                output.mux(stream.encode(frame))
+                add(source, frame)
                 exact.done += 1
                 exact.show(exact.done, exact.total)
-            if (count := len(seen) - begun) != stored.frames:
-                raise DatasetError(
-                    f"{stored.path} shows {count} pictures, its episodes have {stored.frames} "
-                    "rows: `dzrobot inspect-data` says which are affected"
-                )
+            check_length(stored.path, exact.done - begun, stored.frames)
             before += stored.frames
-        output.mux(stream.encode(None))
-    if [shown(frame) for _, frame in pictures(target)] != seen:
-        raise DatasetError(
-            f"pictures of {group[0].path} do not decode to the same bits from {KEY_FRAMES}: leave "
-            "--films exact out"
-        )
 
 
 def _describe_exact(root: Path, info: Info) -> None:

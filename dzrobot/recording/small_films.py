@@ -5,13 +5,11 @@ those of the source: a crop is taken from the resized picture. See docs/guides/d
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-
-import cv2
 
 from dzrobot.documents import read_json
 from dzrobot.errors import DatasetError
@@ -23,9 +21,9 @@ from dzrobot.recording.key_frames import (
     KEY_FRAMES,
     RGB,
     check_kept,
-    lossless_stream,
+    check_length,
+    lossless_film,
     pictures,
-    shown,
 )
 from dzrobot.untrusted import parsing
 
@@ -52,6 +50,7 @@ def small_copy(root: Path, output: Path, size: Size, show: Show | None = None) -
         DatasetError: no films, a size that enlarges or distorts pictures, an ``output`` that is
             something else, or a film that is damaged or of another length than its episodes.
     """
+    told: Show = show or (lambda *_: None)
     catalog = DatasetCatalog.open(root)
     info = formats.read_info(root)
     if not info.videos:
@@ -63,13 +62,15 @@ def small_copy(root: Path, output: Path, size: Size, show: Show | None = None) -
         _begin(root, output, size)
         films = _films(catalog, info.videos)
         total, done = sum(films.values()), 0
-        for name, count in films.items():
-            if not (output / name).exists():
-                copy.write(name, count, lambda more, done=done: show and show(done + more, total))
-            done += count
-        if show:
-            show(done, total)
-        _finish(root, output, info.videos, size)
+        for name, rows in films.items():
+            if (output / name).exists():
+                done += rows
+                told(done, total)
+                continue
+            for _ in copy.write(name, rows):
+                done += 1
+                told(done, total)
+        _finish(catalog, output, info.videos, size)
 
 
 @dataclass(frozen=True)
@@ -79,38 +80,28 @@ class _Copy:
     size: Size
     fps: Fraction
 
-    def write(self, name: str, count: int, show: Any) -> None:
-        """Write a film in small, and compare what then decodes."""
+    def write(self, name: str, rows: int) -> Iterator[None]:
+        """Write a film in small; yield after each of its pictures."""
         import av
+        import cv2
 
-        source, target = self.root / name, self.output / name
+        source, count = self.root / name, 0
         height, width = self.size
-        seen: list[bytes] = []
         with (
             parsing(source, DatasetError, "cannot be read", "see inspect-data"),
-            replacing(target) as temporary,
+            replacing(self.output / name) as temporary,
+            lossless_film(temporary, self.fps, source) as add,
         ):
-            with av.open(str(temporary), "w", format="mov") as output:
-                stream: Any = None
-                for of, frame in pictures(source):
-                    check_kept(frame)
-                    picture = frame.to_ndarray(format="rgb24")
-                    small = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
-                    written = av.VideoFrame.from_ndarray(small, "rgb24").reformat(format=RGB)
-                    written.pts, written.time_base = frame.pts, of.time_base
-                    if stream is None:
-                        stream = lossless_stream(output, of, written, self.fps)
-                    seen.append(shown(written))
-                    output.mux(stream.encode(written))
-                    show(len(seen))
-                if len(seen) != count:
-                    raise DatasetError(
-                        f"{source} shows {len(seen)} pictures, its episodes have {count} rows: "
-                        "`dzrobot inspect-data` says which are affected"
-                    )
-                output.mux(stream.encode(None))
-            if [shown(frame) for _, frame in pictures(temporary)] != seen:
-                raise DatasetError(f"pictures of {source} do not decode to the same bits in small")
+            for stream, frame in pictures(source):
+                check_kept(frame)
+                picture = frame.to_ndarray(format="rgb24")
+                small = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+                written = av.VideoFrame.from_ndarray(small, "rgb24").reformat(format=RGB)
+                written.pts, written.time_base = frame.pts, stream.time_base
+                add(stream, written)
+                count += 1
+                yield
+            check_length(source, count, rows)
 
 
 def _check_size(camera: str, source: Size, size: Size) -> None:
@@ -151,16 +142,15 @@ def _films(catalog: DatasetCatalog, cameras: list[str]) -> Mapping[str, int]:
     return films
 
 
-def _finish(root: Path, output: Path, cameras: list[str], size: Size) -> None:
-    content = read_json(root / formats.INFO, dict[str, Any], DatasetError)
+def _finish(catalog: DatasetCatalog, output: Path, cameras: list[str], size: Size) -> None:
+    content = read_json(catalog.root / formats.INFO, dict[str, Any], DatasetError)
     for camera in cameras:
         feature = content["features"][camera]
         names = formats.axes(feature.get("names"))
-        source = [feature["shape"][names.index(axis)] for axis in "hw"]
         for axis, length in zip("hw", size, strict=True):
             feature["shape"][names.index(axis)] = length
         described = feature.setdefault("info", {})
-        described.setdefault(formats.RESIZED_FROM, source)
+        described.setdefault(formats.RESIZED_FROM, list(catalog.frame_size(camera)))
         described |= {
             "video.codec": KEY_FRAMES, "video.pix_fmt": RGB, "video.height": size[0],
             "video.width": size[1],

@@ -181,6 +181,7 @@ def test_a_small_copy_that_was_killed_goes_on(tmp_path):
         ({"--size": None}, "give its --size"),
         ({"--output": None}, "give its --size HEIGHTxWIDTH and its --output"),
         ({"--films": "exact"}, "belong to --films small"),
+        ({"--video-mb": "5"}, "--data-mb and --video-mb join files"),
         ({"--output": "here"}, "is not an unfinished copy"),
         ({"images": True}, "no films, only images"),
     ],

@@ -205,12 +205,13 @@ def test_a_recorded_call_reads_and_sends_nothing_and_leaves_few_launches(name, p
         network, session = placed(config), SessionCache()
         record_with(monkeypatch, Recording)
         batches = prompt_batches(network.model, 2, graphs=True)
+        is_full = places == WINDOW
         for turn in range(2):
-            if places != WINDOW:
-                # Its window is not full: it would go on with the next place.
+            if not is_full:
+                # It would go on with the next place.
                 session = SessionCache()
             for place in places:
-                asked = request(config, size, 4 if (turn and places == WINDOW) or place else 1)
+                asked = request(config, size, 4 if place or (turn and is_full) else 1)
                 with counted() as counter:
                     made = predict(network, [session], [asked], FEW, batches)
                 assert made.starts == (place,)
