@@ -5,14 +5,14 @@ those of the source: a crop is taken from the resized picture. See docs/guides/d
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dzrobot.documents import read_json
-from dzrobot.errors import DatasetError
+from dzrobot.errors import DatasetError, counted
 from dzrobot.files import explained, replacing, write_json
 from dzrobot.progress import Show
 from dzrobot.recording import formats
@@ -57,10 +57,17 @@ def small_copy(root: Path, output: Path, size: Size, show: Show | None = None) -
         raise DatasetError(f"{root} has no films, only images: leave --films small out")
     for camera in info.videos:
         _check_size(camera, catalog.frame_size(camera), size)
+    if missing := catalog.missing(info.videos):
+        ordinal, files = next(iter(missing.items()))
+        raise DatasetError(
+            f"{root} lacks files of {counted(len(missing), 'episode')}, such as {files[0]} of "
+            f"episode {catalog.episodes.index[ordinal]}: get them first; `dzrobot inspect-data` "
+            "lists them"
+        )
     copy = _Copy(root, output, size, Fraction(info.fps).limit_denominator(1001))
     with explained(f"write a copy of {root} to {output}", DatasetError):
-        _begin(root, output, size)
         films = _films(catalog, info.videos)
+        _begin(root, output, size, films.keys())
         total, done = sum(films.values()), 0
         for name, rows in films.items():
             if (output / name).exists():
@@ -115,8 +122,8 @@ def _check_size(camera: str, source: Size, size: Size) -> None:
         )
 
 
-def _begin(root: Path, output: Path, size: Size) -> None:
-    """Copy all but films and ``info.json``, if that was not begun before."""
+def _begin(root: Path, output: Path, size: Size, films: Set[str]) -> None:
+    """Copy all but ``films`` and ``info.json`` to a new folder, or one that was begun so."""
     own = {"dataset": str(root.resolve()), "size": list(size)}
     if output.exists() and any(output.iterdir()):
         begun = output / BEGUN
@@ -128,8 +135,13 @@ def _begin(root: Path, output: Path, size: Size) -> None:
             )
     (output / BEGUN).parent.mkdir(parents=True, exist_ok=True)
     write_json(output / BEGUN, own)
-    left = shutil.ignore_patterns("videos", formats.ASIDE.name, formats.INFO.name)
-    shutil.copytree(root, output, dirs_exist_ok=True, ignore=left)
+    left = {*films, str(formats.INFO), str(formats.ASIDE)}
+
+    def is_left(folder: str, names: list[str]) -> list[str]:
+        below = Path(folder).relative_to(root)
+        return [name for name in names if str(below / name) in left]
+
+    shutil.copytree(root, output, dirs_exist_ok=True, ignore=is_left)
 
 
 def _films(catalog: DatasetCatalog, cameras: list[str]) -> Mapping[str, int]:

@@ -112,7 +112,8 @@ def test_what_cannot_be_packed_is_one_message(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-SMALL = (24, 32)
+SMALL = (18, 24)
+"""Not a half, where averages over areas and between neighbors are the same."""
 
 
 def small(path, output, *more):
@@ -127,7 +128,7 @@ def test_small_films_show_the_source_resized_and_say_so(tmp_path, capsys, versio
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     output = tmp_path / "small"
     assert small(path, output) == 0
-    assert "put @24x32 behind the robot's name" in capsys.readouterr().out
+    assert "put @18x24 behind the robot's name" in capsys.readouterr().out
     assert {file: file.read_bytes() for file in before} == before
     assert {file.relative_to(output) for file in output.rglob("*") if file.is_file()} >= {
         file.relative_to(path) for file in before
@@ -150,8 +151,30 @@ def test_small_films_show_the_source_resized_and_say_so(tmp_path, capsys, versio
     told = trained_inputs([reader], reader.embodiment)
     assert told.resized_from == {view.key: view.resolution for view in ROBOT.views}
     assert trained_inputs([source], ROBOT).resized_from == {}
-    with pytest.raises(DatasetError, match="@24x32"):
+    with pytest.raises(DatasetError, match="@18x24"):
         DatasetReader(output, ROBOT, options)
+
+
+def test_films_that_lie_elsewhere_are_made_small_too(tmp_path):
+    """Where a folder's files lie is up to its ``info.json``."""
+    path = record(tmp_path / "set", lengths=(20, 18), version="v2.1", video=True)
+    (path / "videos").rename(path / "film")
+    info = json.loads((path / "meta/info.json").read_text())
+    info["video_path"] = info["video_path"].replace("videos/", "film/")
+    (path / "meta/info.json").write_text(json.dumps(info))
+    assert small(path, tmp_path / "small") == 0
+    options = ReaderOptions(cache=tmp_path / "cache")
+    reader = DatasetReader(tmp_path / "small", ROBOT.at_resolution(*SMALL), options)
+    source = next(iter(reader.resolution.views.values()))
+    assert reader.frames(1, source, [0]).shape == (1, *SMALL, 3)
+
+
+def test_a_folder_that_lacks_films_is_refused_before_anything_is_copied(tmp_path, capsys):
+    path = record(tmp_path / "set", lengths=(20, 18), version="v2.1", video=True)
+    max(path.rglob("*.mp4")).unlink()
+    assert small(path, tmp_path / "small") == 2
+    assert "lacks files of 1 episode" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_small_copy_that_was_killed_goes_on(tmp_path):
