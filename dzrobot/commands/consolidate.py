@@ -50,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
                 "--data-mb and --video-mb join files, which --films small copies one by one: leave "
                 "them out, and join those of the copy afterwards"
             )
-        return _small(root, arguments.size, arguments.output)
+        code = _small(root, arguments.size, arguments.output)
+        # What the next command is about.
+        arguments.path = arguments.output
+        return code
     if arguments.size or arguments.output:
         raise ConfigError("--size and --output belong to --films small: leave them out, or add it")
     with progress_bar("writing films") as show:

@@ -128,7 +128,9 @@ def test_small_films_show_the_source_resized_and_say_so(tmp_path, capsys, versio
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     output = tmp_path / "small"
     assert small(path, output) == 0
-    assert "put @18x24 behind the robot's name" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "put @18x24 behind the robot's name" in said.out
+    assert f"dzrobot push {output} " in said.err
     assert {file: file.read_bytes() for file in before} == before
     assert {file.relative_to(output) for file in output.rglob("*") if file.is_file()} >= {
         file.relative_to(path) for file in before
