@@ -159,18 +159,19 @@ def test_fitting_the_decoder_alone_raises_the_psnr_and_keeps_the_latents(vae, da
 
 @pytest.mark.long
 def test_a_decoder_fitted_alone_bears_inexact_predictions(vae, data):
+    """Long enough to be told from rounding: after 30 steps, the order depended on the processor."""
     fit_autoencoder(vae, data, PLAN)
-    [shown] = _clips(data.clips, 8, PLAN, 0, 1)
+    shown = torch.cat(list(_clips(data.clips, 8, PLAN, 0, 3)))
     latents = vae.encode(shown)
-    latents[:, :, 1:] += 2 * torch.randn(latents[:, :, 1:].shape, generator=keyed_generator("", 0))
+    latents[:, :, 1:] += 4 * torch.randn(latents[:, :, 1:].shape, generator=keyed_generator("", 0))
 
     def error(predicted_noise):
         fitted = copy.deepcopy(vae)
-        plan = replace(PLAN, decoder_steps=30, predicted_noise=predicted_noise)
+        plan = replace(PLAN, decoder_steps=120, predicted_noise=predicted_noise)
         fit_decoder(fitted, data.clips, plan)
         return (fitted.decode(latents) - shown).square().mean()
 
-    assert error(AutoencoderPlan.predicted_noise) < 0.95 * error(PLAN.latent_noise)
+    assert error(AutoencoderPlan.predicted_noise) < 0.9 * error(PLAN.latent_noise)
 
 
 def test_the_decoder_alone_gets_a_first_frame_and_what_may_be_predictions():
