@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def _halved(image):
     return cv2.resize(small, (128, 128), interpolation=cv2.INTER_NEAREST)
 
 
+def _placed(image, across, degrees):
+    high, wide = image.shape[:2]
+    turned = cv2.getRotationMatrix2D(((wide - 1) / 2, (high - 1) / 2), degrees, 1.0)
+    turned[0, 2] += across * wide
+    return cv2.warpAffine(np.ascontiguousarray(image), turned, (wide, high))
+
+
 def _state(change):
     def put(seen):
         state = seen[STATE].copy()
@@ -85,19 +93,12 @@ def _other_camera(seen):
     return {**seen, one: seen[two], two: seen[one]} if one in seen else seen
 
 
-def _reverse(state):
-    state[3:6] = state[3:6][::-1].copy()
+def _reversed(numbers, state):
+    state[numbers] = state[numbers][::-1].copy()
 
 
-def _fingers(state):
-    state[6:8] = state[6:8][::-1].copy()
-
-
-def _times(numbers, factor):
-    def change(state):
-        state[numbers] *= factor
-
-    return change
+def _times(numbers, factor, state):
+    state[numbers] *= factor
 
 
 SEEN: Mapping[str, Callable[[dict], dict]] = {
@@ -109,15 +110,19 @@ SEEN: Mapping[str, Callable[[dict], dict]] = {
     "crop": _images(_cropped),
     "letterbox": _images(_boxed),
     "half resolution": _images(_halved),
-    "state rotation reversed": _state(_reverse),
-    "state position in mm": _state(_times(slice(0, 3), 1000)),
-    "fingers exchanged": _state(_fingers),
-    "state zero": _state(_times(slice(None), 0)),
+    "state rotation reversed": _state(partial(_reversed, slice(3, 6))),
+    "state position in mm": _state(partial(_times, slice(0, 3), 1000)),
+    "fingers exchanged": _state(partial(_reversed, slice(6, 8))),
+    "state zero": _state(partial(_times, slice(None), 0)),
     "prompt replaced": lambda seen: {**seen, TASK: "close the drawer"},
     "mirrored wrist": _images(lambda v: v[:, ::-1], VIEWS[1:]),
     "turned 90": _images(np.rot90),
-    "state rotation in degrees": _state(_times(slice(3, 6), 180 / np.pi)),
-    "state y mirrored": _state(_times(1, -1)),
+    "shifted": _images(lambda v: _placed(v, 1 / 6, 0)),
+    "camera turned by 8 degrees": _images(lambda v: _placed(v, 0, 8)),
+    "white balance": _images(lambda v: (v * [0.55, 0.9, 1.0]).astype(np.uint8)),
+    "faded": _images(lambda v: (0.4 * v + 130).astype(np.uint8)),
+    "state rotation in degrees": _state(partial(_times, slice(3, 6), 180 / np.pi)),
+    "state y mirrored": _state(partial(_times, 1, -1)),
 }
 
 
@@ -425,7 +430,9 @@ FAULTS = (
         ("rotation order in data", "rotation order"),
         ("mean and deviation as quantiles", "statistics"),
         ("another task's checkpoint", "other data"), ("policy turns its images", "upside down"),
-        ("images turned 180 in data", "turned by 180"),
+        ("images turned 180 in data", "turned by 180"), ("shifted", "% to the right"),
+        ("camera turned by 8 degrees", "turned by 8 degrees"),
+        ("white balance", "times as red"), ("faded", "times the contrast"),
     )),
 )  # fmt: skip
 

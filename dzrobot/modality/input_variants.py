@@ -4,10 +4,11 @@ Plain arithmetic. Changes are compared with each other, not with a limit: what t
 them fits and the input as it is does not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 
 import cv2
 import numpy as np
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 Image = NDArray[np.uint8]
 Floats = NDArray[np.float64]
+_Pairs = Sequence[tuple[Image, Image]]
+_Change = tuple[float, str, _Pairs]
+_Floats = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 SIDE = 128
 """Pixels at which images are compared: more are shrunk."""
@@ -39,6 +43,17 @@ _OTHER_PIXEL = 20.0
 _LEAST_PART = 0.01
 _MOST_SAME = 0.5
 _ALL = 0.9
+_REACH = 0.35
+_ROUNDS = 60
+_STILL = 1e-5
+_BLUR = 5
+_INSIDE = 0.99
+_MOST_ZOOM = 1.7
+_LEAST_SEEN = 0.4
+_SHIFTED = 0.01
+_TURNED = 1.0
+_ZOOMED = 0.02
+_TINTED = 0.1
 _ANOTHER = "something else, however it is changed"
 _FITS_STATE = 0.2
 _CONSTANT = 2.0
@@ -73,7 +88,7 @@ def fit_images(
     recorded: Sequence[Mapping[str, Image]],
     live: Sequence[Mapping[str, Image]],
     *,
-    sharpness: bool = True,
+    fine: bool = True,
     same_place: bool = False,
 ) -> ImageFit:
     """Return what the live view ``key`` is, at moments that were recorded.
@@ -82,7 +97,8 @@ def fit_images(
         key: Which view.
         recorded: All recorded views (H, W, 3), by moment.
         live: The same of what is seen.
-        sharpness: Whether other resolutions are tried too; not of images that are small anyway.
+        fine: Whether other resolutions and places of the camera are tried too; not of images that
+            are small anyway.
         same_place: Whether both began at one start: then what differs in part is something else.
     """
     theirs = [_small(one[key]) for one in live]
@@ -92,36 +108,154 @@ def fit_images(
         return ImageFit(as_is=as_is, best=as_is, words="")
     if max(float(image.std()) for image in theirs) < _CONSTANT:
         return ImageFit(as_is=as_is, best=as_is, words="one color throughout")
-    found: list[tuple[float, str, Image]] = []
-    for name, (words, change) in product(ours[0], _changes(sharpness=sharpness)):
-        changed = [change(one[name]) for one in ours]
-        found.append((_apart(changed, theirs), _named(key, name, words), changed[0]))
-    for words, change in _undone(sharpness=sharpness):
-        apart = _apart([one[key] for one in ours], [change(image) for image in theirs])
-        found.append((apart, words, ours[0][key]))
-    # Of a symmetric image, the change with the fewest words.
-    best, words, fitted = min(found, key=lambda one: (round(one[0], 1), len(one[1])))
-    if words and best < CLEARLY * as_is:
-        return ImageFit(as_is=as_is, best=best, words=words, fitted=fitted)
     pairs = [(one[key], image) for one, image in zip(ours, theirs, strict=True)]
-    brighter, words = _lit(pairs)
-    if brighter < CLEARLY * as_is:
-        return ImageFit(as_is=as_is, best=brighter, words=words)
+    turned = list(_changed(key, ours, theirs, _turned()))
+    cut = _changed(key, ours, theirs, _cut(fine=fine))
+    best, words, changed = min((*turned, *cut, *_undone(pairs, fine=fine)), key=_simplest)
+    if fits := bool(words) and best < CLEARLY * as_is:
+        fit = ImageFit(as_is=as_is, best=best, words=words, fitted=changed[0][0])
+    if fine:
+        left, where, there = _elsewhere(pairs, turned)
+        # What is in the list is what people do, so it takes more to be refuted.
+        if left < CLEARLY * (CLEARLY * best if fits else as_is):
+            return ImageFit(as_is=as_is, best=left, words=where, fitted=there[0][0])
+    if fits:
+        return fit
+    # A codec may add a little everywhere.
+    for left, words in islice(_lit(pairs), 2 if as_is > OTHER_IMAGE else 1):
+        if left < CLEARLY * as_is:
+            return ImageFit(as_is=as_is, best=left, words=words)
     if same_place and (words := _in_part(pairs)):
         return ImageFit(as_is=as_is, best=best, words=words)
     other = _ANOTHER if as_is > OTHER_IMAGE else ""
     return ImageFit(as_is=as_is, best=best, words=other)
 
 
-def _lit(pairs: Sequence[tuple[Image, Image]]) -> tuple[float, str]:
-    """Return what is left between recorded and live images of another brightness, and which."""
+def _simplest(change: _Change) -> tuple[float, int]:
+    """Return what changes are ordered by: of a symmetric image, the fewest words come first."""
+    return round(change[0], 1), len(change[1])
+
+
+def _changed(
+    key: str,
+    ours: Sequence[Mapping[str, Image]],
+    theirs: Sequence[Image],
+    changes: Iterable[tuple[str, Callable[[Image], Image]]],
+) -> Iterator[_Change]:
+    """Yield changes of every view: what is left, what the live image is by it, the images then."""
+    for name, (words, change) in product(ours[0], changes):
+        recorded = [change(one[name]) for one in ours]
+        pairs = list(zip(recorded, theirs, strict=True))
+        yield _apart(recorded, theirs), _named(key, name, words), pairs
+
+
+def _elsewhere(pairs: _Pairs, turned: Iterable[_Change]) -> _Change:
+    """Return how live images show the recorded scene elsewhere, turned before where that is it."""
+    left, where = _moved(pairs)
+    _, before, aligned = min(turned, key=_simplest)
+    both, there = _moved(aligned)
+    if both < CLEARLY * left:
+        return both, f"{before}, {there}", aligned
+    return left, where, pairs
+
+
+def _moved(pairs: _Pairs) -> tuple[float, str]:
+    """Return what is left where live images show the recorded scene elsewhere, and where.
+
+    The best shift by whole pixels, or what an affine map makes of it.
+    """
+    both = [(a.astype(np.float32), b.astype(np.float32)) for a, b in pairs]
+    shift = np.zeros(2, np.intp)
+    for side, reach in ((SIDE // 4, round(_REACH * SIDE / 4)), (SIDE, 4)):
+        small = [(cv2.resize(a, (side, side)), cv2.resize(b, (side, side))) for a, b in both]
+        middle = shift * side // SIDE
+        tried = [middle + way for way in product(range(-reach, reach + 1), repeat=2)]
+        shift = min(tried, key=partial(_left_of, small)) * SIDE // side
+    begin = np.array([[1, 0, shift[0]], [0, 1, shift[1]]], np.float64)
+    found = [begin, *_refined(both[0], begin)]
+    left, matrix = min(((_warped(both, one), one) for one in found), key=lambda one: one[0])
+    words = _placed(matrix)
+    return (left, words) if words else (float("inf"), "")
+
+
+def _left_of(pairs: Sequence[_Floats], shift: NDArray[np.intp]) -> float:
+    """Return the difference where shifted recorded images and live ones overlap, over its share."""
+    side, (across, down) = len(pairs[0][0]), shift
+    apart = [
+        np.abs(
+            a[max(-down, 0) : side - max(down, 0), max(-across, 0) : side - max(across, 0)]
+            - b[max(down, 0) : side + min(down, 0), max(across, 0) : side + min(across, 0)]
+        ).mean()
+        for a, b in pairs
+    ]
+    return float(np.mean(apart) / (1 - abs(across) / side) / (1 - abs(down) / side))
+
+
+def _refined(pair: _Floats, begin: Floats) -> Iterator[Floats]:
+    """Yield the affine map that begins with ``begin``, where one is found."""
+    ours, theirs = (image.mean(-1) for image in pair)
+    inside = cv2.warpAffine(np.full((SIDE, SIDE), 255, np.uint8), begin, (SIDE, SIDE))
+    enough = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, _ROUNDS, _STILL)
+    with suppress(cv2.error):  # It does not converge where there is nothing to be found.
+        _, found = cv2.findTransformECC(
+            ours, theirs, begin.astype(np.float32), cv2.MOTION_AFFINE, enough, inside, _BLUR
+        )
+        yield np.asarray(found, np.float64)
+
+
+def _warped(pairs: Sequence[_Floats], matrix: Floats) -> float:
+    """Return how far live images, mapped back, are from recorded ones, over the share in view."""
+    back = partial(
+        cv2.warpAffine, M=matrix, dsize=(SIDE, SIDE), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    )
+    seen = back(np.ones((SIDE, SIDE), np.float32)) > _INSIDE
+    zoom = np.abs(np.log(np.hypot(*matrix[:, :2]))).max()
+    if zoom > np.log(_MOST_ZOOM) or seen.mean() < _LEAST_SEEN:
+        return float("inf")
+    return float(np.mean([np.abs(a - back(b))[seen].mean() for a, b in pairs]) / seen.mean())
+
+
+def _placed(matrix: Floats) -> str:
+    """Return what a map (2, 3) from recorded to live pixels does; empty: nothing that is seen."""
+    middle = np.full(2, (SIDE - 1) / 2)
+    across, down = (matrix[:, :2] @ middle + matrix[:, 2] - middle) / SIDE
+    wide, high = np.hypot(*matrix[:, :2])
+    turned = np.degrees(np.arctan2(matrix[1, 0] - matrix[0, 1], matrix[0, 0] + matrix[1, 1]))
+    ways = [(across, "to the right", "to the left"), (down, "downwards", "upwards")]
+    said = [
+        f"shifted by {100 * abs(far):.0f} % {more if far > 0 else less}"
+        for far, more, less in ways
+        if abs(far) >= _SHIFTED
+    ]
+    if abs(turned) >= _TURNED:
+        said.append(
+            f"turned by {abs(turned):.0f} degrees to the {'right' if turned > 0 else 'left'}"
+        )
+    if abs(wide / high - 1) >= _ZOOMED:
+        said.append(f"{wide:.2f} times as wide and {high:.2f} times as high")
+    elif abs(wide - 1) >= _ZOOMED:
+        said.append(f"{wide:.2f} times as large")
+    return ", ".join(said)
+
+
+def _lit(pairs: _Pairs) -> Iterator[tuple[float, str]]:
+    """Yield what is left between recorded and live images in other light, and in which."""
     ours, theirs = (np.stack(images).astype(np.float32) for images in zip(*pairs, strict=True))
-    factor = float((ours * theirs).sum() / max(float((ours * ours).sum()), 1.0))
-    left = float(np.abs(np.clip(factor * ours, 0, 255) - theirs).mean())
-    return left, f"{factor:.2g} times as bright"
+
+    def left(guess: Floats) -> float:
+        return float(np.abs(np.clip(guess, 0, 255) - theirs).mean())
+
+    factors = (ours * theirs).sum((0, 1, 2)) / np.maximum((ours * ours).sum((0, 1, 2)), 1.0)
+    words = "{:.2g} times as red, {:.2g} as green and {:.2g} as blue".format(*factors)
+    if np.ptp(factors) < _TINTED * factors.mean():
+        words = f"{factors.mean():.2g} times as bright"
+    yield left(factors * ours), words
+    contrast, added = np.polyfit(ours.ravel(), theirs.ravel(), 1)
+    words = f"at {contrast:.2g} times the contrast, {abs(added):.0f} of 255 "
+    yield left(contrast * ours + added), words + ("brighter" if added > 0 else "darker")
 
 
-def _in_part(pairs: Sequence[tuple[Image, Image]]) -> str:
+def _in_part(pairs: _Pairs) -> str:
     """Return what differs of images that are otherwise the same; empty: it is not so."""
     apart = np.stack([b.astype(np.float32) - a for a, b in pairs]).mean(-1)
     size = np.abs(apart)
@@ -165,11 +299,15 @@ def _named(key: str, name: str, words: str) -> str:
     return ", ".join(one for one in (other, words) if one)
 
 
-def _changes(*, sharpness: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
+def _turned() -> Iterator[tuple[str, Callable[[Image], Image]]]:
     """Yield (words, change): a recorded image that was changed so is a live one."""
     for (turn, orient), (color, recolor) in product(_TURNS.items(), _COLORS.items()):
         words = ", ".join(one for one in (turn, color) if one)
         yield words, lambda image, f=orient, g=recolor: np.ascontiguousarray(g(f(image)))  # type: ignore[misc]
+
+
+def _cut(*, fine: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
+    """Yield the same of changes that lose something."""
     for share in (0.95, 0.9, 0.8, 0.7, 0.6):
         yield f"cropped to {100 * share:.0f} %", partial(_cropped, high=share, wide=share)
         yield f"cut at the sides to {100 * share:.0f} %", partial(_cropped, high=1, wide=share)
@@ -179,18 +317,24 @@ def _changes(*, sharpness: bool) -> Iterator[tuple[str, Callable[[Image], Image]
         share = high / wide
         yield f"letterboxed from {ratio}", partial(_boxed, high=share, wide=1)
         yield f"pillarboxed from {high}:{wide}", partial(_boxed, high=1, wide=share)
-    for factor in (2, 4) if sharpness else ():
+    for factor in (2, 4) if fine else ():
         yield f"at 1/{factor} of the resolution", partial(_coarse, factor=factor)
 
 
-def _undone(*, sharpness: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
-    """Yield (words, change): a live image that was changed so is a recorded one."""
-    for share in (0.9, 0.8, 0.7, 0.6):
-        change = partial(_cropped, high=share, wide=share)
-        yield f"not cropped to {100 * share:.0f} %, as the recorded one is", change
-    for factor in (2, 4) if sharpness else ():
-        yield f"sharper than the recorded one, {factor} times", partial(_coarse, factor=factor)
-    yield "without the recorded one's bars (4:3)", partial(_boxed, high=3 / 4, wide=1)
+def _undone(pairs: _Pairs, *, fine: bool) -> Iterator[_Change]:
+    """Yield, as :func:`_changed` does, changes that make a live image a recorded one."""
+    changes: dict[str, Callable[[Image], Image]] = {
+        f"not cropped to {100 * share:.0f} %, as the recorded one is": partial(
+            _cropped, high=share, wide=share
+        )
+        for share in (0.9, 0.8, 0.7, 0.6)
+    }
+    for factor in (2, 4) if fine else ():
+        changes[f"sharper than the recorded one, {factor} times"] = partial(_coarse, factor=factor)
+    changes["without the recorded one's bars (4:3)"] = partial(_boxed, high=3 / 4, wide=1)
+    for words, change in changes.items():
+        recorded, live = [one for one, _ in pairs], [change(image) for _, image in pairs]
+        yield _apart(recorded, live), words, list(zip(recorded, live, strict=True))
 
 
 _TURNS: Mapping[str, Callable[[Image], Image]] = {

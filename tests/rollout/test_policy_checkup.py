@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 
+import cv2
 import gymnasium as gym
 import numpy as np
 import pyarrow as pa
@@ -616,7 +617,27 @@ CHANGED = {
     "resolution": lambda image: np.kron(image[::2, ::2], np.ones((2, 2, 1), np.uint8)),
     "one color": np.zeros_like,
     "0.6 times as bright": lambda image: (0.6 * image).astype(np.uint8),
+    "0.6 times as red, 1 as green and 0.8 as blue": lambda image: image * [0.6, 1, 0.8],
+    "at 0.5 times the contrast, 90 of 255 brighter": lambda image: 0.5 * image + 90,
+    "shifted by 16 % to the left": lambda image: moved(image, [[1, 0, -20], [0, 1, 0]]),
+    "shifted by 5 % to the right, shifted by 10 % upwards": lambda image: moved(
+        image, [[1, 0, 6], [0, 1, -13]]
+    ),
+    "1.20 times as wide and 1.00 times as high": lambda image: moved(
+        image, [[1.2, 0, -12.7], [0, 1, 0]]
+    ),
+    "mirrored, shifted by 9 % downwards": lambda image: moved(
+        image[:, ::-1], [[1, 0, 0], [0, 1, 12]]
+    ),
+    "turned by 6 degrees to the right": lambda image: moved(
+        image, cv2.getRotationMatrix2D((63.5, 63.5), -6, 1)
+    ),
 }
+
+
+def moved(image, matrix):
+    """Show an image elsewhere in the picture, and black around it."""
+    return cv2.warpAffine(np.ascontiguousarray(image), np.float32(matrix), (SIDE, SIDE))
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -626,7 +647,8 @@ def test_what_a_live_image_is_is_told_from_what_it_is_not(name):
     noisy = [np.clip(image + np.arange(SIDE)[None, :, None] / 8, 0, 255).astype(np.uint8)
              for image in images]  # fmt: skip
     recorded = [{"video.image": image} for image in images]
-    live = [{"video.image": np.ascontiguousarray(CHANGED[name](image))} for image in images]
+    changed = [np.uint8(CHANGED[name](image)) for image in images]
+    live = [{"video.image": np.ascontiguousarray(image)} for image in changed]
     if name != "resolution":
         assert name in fit_images("video.image", recorded, live).words
     assert fit_images("video.image", recorded, recorded).words == ""

@@ -129,6 +129,7 @@ def test_of_two_runs_started_at_once_one_wins(command, tmp_path):
     assert len(RecordFile(tmp_path).records) == EPISODES
 
 
+@pytest.mark.long
 def test_interrupted_by_the_keyboard(command, uninterrupted, tmp_path):
     process = command(*RUN, "--workers", 2, "--output", tmp_path)
     wait_for(2, tmp_path, process)

@@ -111,6 +111,7 @@ def test_a_sharded_network_is_gone_before_the_next_one_is_made(solo):
     assert alive() is None
 
 
+@pytest.mark.long
 def test_what_computes_needs_no_video_library_and_no_simulator():
     lacking = ("av", "mujoco", "robosuite", "torchao", "OpenGL")
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in lacking)

@@ -285,6 +285,7 @@ def test_init_goes_on_after_a_kill(train_root, train_environment, tmp_path):
     assert not kept.exists()
 
 
+@pytest.mark.long
 def test_init_writes_a_checkpoint_that_acts(train_root, tmp_path, capsys):
     target = tmp_path / "start"
     words = [

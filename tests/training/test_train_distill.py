@@ -200,6 +200,7 @@ def test_a_plan_counts_the_teacher(train_root, tmp_path):
     assert "teacher's weights" in describe_plan(plans[1])
 
 
+@pytest.mark.long
 def test_the_recipe_runs_and_resumes_with_the_same_words(train_root, solo, tmp_path):
     words = [
         f"model.model_path={train_root / 'tiny'}", "model.embodiment_tag=train_worlds:ROBOT",

@@ -115,6 +115,7 @@ def test_log_records_have_a_fixed_schema(tmp_path, solo):
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+@pytest.mark.long
 def test_each_step_of_a_resumed_run_stands_once(tmp_path, train_root, solo):
     folder = tmp_path / "run"
     changes = {

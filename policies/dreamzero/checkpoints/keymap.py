@@ -3,7 +3,7 @@
 One table per component, read in both directions (docs/model.md, sections 0 and 6.1).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,35 +51,44 @@ class Entry:
         return joined[(None,) * self.leading] if self.leading else joined
 
 
-def entries(module: nn.Module) -> list[Entry]:
-    """Return the table of one component, or of the network: its prefixed components together."""
+def entries(module: nn.Module, names: Sequence[str]) -> list[Entry]:
+    """Return the table of one component, or of the network: its prefixed components together.
+
+    Args:
+        module: The component or network.
+        names: Those of its state dict.
+    """
     children = dict(module.named_children())
     match module:
         case TextEncoder():
-            table = list(_renamed(module, _text_modules(module)))
+            table = list(_renamed(names, _text_modules(module)))
         case ImageEncoder():
-            table = [*_image_tensors(), *_renamed(module, _image_modules(module)), *_qkv(module)]
+            table = [*_image_tensors(), *_renamed(names, _image_modules(module)), *_qkv(module)]
         case Vae():
-            table = list(_renamed(module, _vae_modules(module)))
+            table = list(_renamed(names, _vae_modules(module)))
         case _ if children and children.keys() <= PREFIXES.keys():
             table = [
                 Entry(
-                    PREFIXES[name] + e.official, tuple(f"{name}.{key}" for key in e.library),
+                    PREFIXES[child] + e.official, tuple(f"{child}.{key}" for key in e.library),
                     e.leading,
                 )
-                for name, component in children.items()
-                for e in entries(component)
+                for child, component in children.items()
+                for e in entries(component, _within(names, f"{child}."))
             ]  # fmt: skip
         case _:
-            table = [Entry(name, (name,)) for name in module.state_dict()]
-    unnamed = module.state_dict().keys() - {name for entry in table for name in entry.library}
+            table = [Entry(name, (name,)) for name in names]
+    unnamed = set(names) - {name for entry in table for name in entry.library}
     assert not unnamed, f"no published name for {preview(unnamed)}"
     return table
 
 
-def _renamed(module: nn.Module, modules: Mapping[str, str]) -> Iterator[Entry]:
+def _within(names: Sequence[str], prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
+def _renamed(names: Sequence[str], modules: Mapping[str, str]) -> Iterator[Entry]:
     """Yield an entry for each tensor whose sub-module is in ``modules``: library -> official."""
-    for name in module.state_dict():
+    for name in names:
         path, _, leaf = name.rpartition(".")
         if path in modules:
             yield Entry(f"{modules[path]}.{leaf}", (name,))

@@ -94,7 +94,7 @@ def slots(network: nn.Module) -> dict[str, TensorBinding]:
     state = network.state_dict()
     return {
         canonical(entry.official): TensorBinding(entry, tuple(state[x] for x in entry.library))
-        for entry in entries(network)
+        for entry in entries(network, list(state))
     }
 
 

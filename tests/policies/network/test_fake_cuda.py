@@ -167,6 +167,7 @@ def record_with(monkeypatch, recording):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
 
 
+@pytest.mark.long
 def test_every_device_records_on_a_stream_of_its_own(monkeypatch):
     """Torch's own one belongs to the device that records first."""
     recorded = []
