@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 import dzrobot  # noqa: F401
 from dzrobot.cli import main
 from dzrobot.commands.serve_env import make_hosted
+from dzrobot.diagnostics.acting_trials import Trials
 from dzrobot.diagnostics.live_inputs import LiveInputs
 from dzrobot.diagnostics.own_rows import Recording
 from dzrobot.diagnostics.policy_files import Files
@@ -265,6 +266,18 @@ def test_other_words_differ_and_do_not_matter(capsys, data):
     found = examined(capsys, data, "words")
     assert (found["exit"], found["causes"]) == (0, [])
     assert line(found, "exchange", "annotation.task")["matters"] is False
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_two_successes_do_not_clear_what_differs(capsys, data, monkeypatch, more):
+    """From as many other starts it must succeed mostly, too."""
+    turns = iter([2, more])
+    monkeypatch.setattr(Trials, "won", lambda *_: next(turns))
+    found = examined(capsys, data, "words")
+    where, how = f"succeeds from {2 + more} of 4 starts", "what differs does not matter"
+    assert where in found["sentence"]
+    assert (how in found["sentence"], found["exit"]) == ((True, 0) if more else (False, 3))
+    assert found["causes"] == []
 
 
 def test_actions_that_mean_something_else_in_the_environment_fail_the_replay(capsys, data):
