@@ -276,7 +276,7 @@ def _succeeding(look: Examination, trials: Trials, won: int) -> Step:
     starts = len(trials.starts)
     if not look.differences:
         return Verdict(sentence=f"No cause: it succeeds from {won} of {starts} starts.")
-    # Few successes are luck now and then, where something is known to be other.
+    # Two successes may be luck.
     more = yield from _more_starts(look, trials)
     won, starts, what = won + more, 2 * starts, "; ".join(look.differences)
     if won >= MOSTLY * starts:
@@ -284,8 +284,8 @@ def _succeeding(look: Examination, trials: Trials, won: int) -> Step:
         return Verdict(sentence=f"{said}; what differs does not matter: {what}.")
     return Verdict(
         sentence=f"It succeeds from {won} of {starts} starts, and something differs: {what}; "
-        "whether that is why, `dzrobot eval` tells over more starts, as it is and with the "
-        "difference undone.",
+        "`dzrobot eval` over more starts, with the difference and without it, tells whether that "
+        "is why.",
         judged=False,
     )
 
@@ -329,7 +329,7 @@ def _with_other_options(look: Examination, trials: Trials, before: int) -> Step:
     """Let it act with other options; ``before`` of the trials' starts succeeded as it is."""
     if look.found.checkpoint is None:
         return None
-    given, usual, starts = look.found.acting, usually(look.found), len(_starts_of(look))
+    given, usual, starts = look.found.acting, usually(look.found), len(trials.starts)
     spec = look.found.spec
     # What differs is the likelier cause: only departures from what is usual are tried then.
     other = not look.differences

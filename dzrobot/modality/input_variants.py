@@ -112,15 +112,14 @@ def fit_images(
     turned = list(_changed(key, ours, theirs, _turned()))
     cut = _changed(key, ours, theirs, _cut(fine=fine))
     best, words, changed = min((*turned, *cut, *_undone(pairs, fine=fine)), key=_simplest)
-    if fits := bool(words) and best < CLEARLY * as_is:
-        fit = ImageFit(as_is=as_is, best=best, words=words, fitted=changed[0][0])
+    fits = bool(words) and best < CLEARLY * as_is
     if fine:
         left, where, there = _elsewhere(pairs, turned)
         # What is in the list is what people do, so it takes more to be refuted.
         if left < CLEARLY * (CLEARLY * best if fits else as_is):
             return ImageFit(as_is=as_is, best=left, words=where, fitted=there[0][0])
     if fits:
-        return fit
+        return ImageFit(as_is=as_is, best=best, words=words, fitted=changed[0][0])
     # A codec may add a little everywhere.
     for left, words in islice(_lit(pairs), 2 if as_is > OTHER_IMAGE else 1):
         if left < CLEARLY * as_is:
@@ -144,16 +143,18 @@ def _changed(
 ) -> Iterator[_Change]:
     """Yield changes of every view: what is left, what the live image is by it, the images then."""
     for name, (words, change) in product(ours[0], changes):
-        recorded = [change(one[name]) for one in ours]
-        pairs = list(zip(recorded, theirs, strict=True))
-        yield _apart(recorded, theirs), _named(key, name, words), pairs
+        yield _change(_named(key, name, words), [change(one[name]) for one in ours], theirs)
+
+
+def _change(words: str, recorded: Sequence[Image], live: Sequence[Image]) -> _Change:
+    return _apart(recorded, live), words, list(zip(recorded, live, strict=True))
 
 
 def _elsewhere(pairs: _Pairs, turned: Iterable[_Change]) -> _Change:
     """Return how live images show the recorded scene elsewhere, turned before where that is it."""
     left, where = _moved(pairs)
     _, before, aligned = min(turned, key=_simplest)
-    both, there = _moved(aligned)
+    both, there = _moved(aligned) if before else (left, where)
     if both < CLEARLY * left:
         return both, f"{before}, {there}", aligned
     return left, where, pairs
@@ -333,8 +334,7 @@ def _undone(pairs: _Pairs, *, fine: bool) -> Iterator[_Change]:
         changes[f"sharper than the recorded one, {factor} times"] = partial(_coarse, factor=factor)
     changes["without the recorded one's bars (4:3)"] = partial(_boxed, high=3 / 4, wide=1)
     for words, change in changes.items():
-        recorded, live = [one for one, _ in pairs], [change(image) for _, image in pairs]
-        yield _apart(recorded, live), words, list(zip(recorded, live, strict=True))
+        yield _change(words, [one for one, _ in pairs], [change(image) for _, image in pairs])
 
 
 _TURNS: Mapping[str, Callable[[Image], Image]] = {
