@@ -1,5 +1,7 @@
 """Layers of the causal video, action and state transformer; parameter names are the published ones.
 
+The autoencoder's convolutions of single clips are here too.
+
 Source: docs/model.md, sections 2.1 to 2.4.
 
 Shapes: B batch, L tokens, Q tokens whose output is wanted, D width, H heads, K width of one head,
@@ -9,6 +11,7 @@ G distinct timesteps, N rows of the prompt, P rows of the image embedding.
 import math
 from collections.abc import Iterable
 from functools import cache
+from threading import local
 from typing import NamedTuple
 
 import torch
@@ -383,3 +386,44 @@ def refuse_half(timestep: Tensor) -> None:
             f"timesteps came as {timestep.dtype}, which rounds them; pass float32 or integers and "
             "shard with MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
+
+
+_KEPT = local()
+"""Memory for what a convolution's pixels see: to get it anew takes as long as to fill it."""
+
+
+def convolve(x_BCTHW: Tensor, layer: nn.Conv3d) -> Tensor:
+    """Return what ``layer`` makes of the clips, to the bit.
+
+    For single clips on one thread of a processor, torch writes out what every pixel sees value by
+    value, and multiplies. This is the same product, and what is seen is copied row by row, which
+    takes about half of the time.
+    """
+    weight, bias, stride = layer.weight, layer.bias, layer.stride
+    if bias is None or not _is_written_out(x_BCTHW, layer):
+        return F.conv3d(x_BCTHW, weight, bias, stride, layer.padding)
+    frames, high, wide = map(int, layer.padding)
+    x = F.pad(x_BCTHW, (wide, wide, high, high, frames, frames)).contiguous()
+    kernel, steps = weight.shape[2:], x.stride()[2:]
+    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[2:], kernel, stride, strict=True)]
+    between = [step * s for step, s in zip(steps, stride, strict=True)]
+    seen = x.as_strided((*weight.shape[1:], *sizes), (x.stride(1), *steps, *between))
+    if getattr(_KEPT, "values", x[:0]).numel() < seen.numel():
+        # It may first be used in inference mode and later without.
+        with torch.inference_mode(mode=False):
+            _KEPT.values = x.new_empty(seen.numel())
+    columns = _KEPT.values[: seen.numel()].view(seen.shape).copy_(seen)
+    rows = weight.flatten(1)
+    product = torch.addmm(bias[:, None], rows, columns.view(rows.shape[1], -1))
+    return product.view(1, -1, *sizes)
+
+
+def _is_written_out(x_BCTHW: Tensor, layer: nn.Conv3d) -> bool:
+    """Return whether torch would write out what pixels see, and nothing asks how it came about."""
+    if x_BCTHW.device.type != "cpu" or x_BCTHW.dtype != torch.float32 or len(x_BCTHW) != 1:
+        return False
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or layer.kernel_size[1:] == (1, 1):
+        return False
+    sizes = layer.stride, layer.padding, layer.dilation, False, layer.output_padding, layer.groups
+    chosen = torch._C._select_conv_backend(x_BCTHW, layer.weight, layer.bias, *sizes)
+    return bool(chosen.name == "Slow3d")

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import VaeConfig
+from dzrobot.policies.dreamzero.network.layers import convolve
 
 if TYPE_CHECKING:
     from dzrobot.policies.dreamzero.network.graphs import Graphs
@@ -94,7 +95,7 @@ class CausalConv(nn.Conv3d):
             # Laid out so that on an accelerator all parts are laid out alike.
             black = torch.zeros(B, missing, H, W, C, dtype=x_BCTHW.dtype, device=x_BCTHW.device)
             parts.insert(0, black.permute(0, 4, 1, 2, 3))
-        return super().forward(torch.cat(parts, dim=2) if len(parts) > 1 else x_BCTHW)
+        return convolve(torch.cat(parts, dim=2) if len(parts) > 1 else x_BCTHW, self)
 
 
 def channels_last(tensor: Tensor) -> Tensor:

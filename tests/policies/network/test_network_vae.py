@@ -6,10 +6,11 @@ import threading
 import pytest
 import torch
 from rehearsal.library import LibraryCoder
+from torch import nn
 
 from dzrobot.errors import ModalityError
 from dzrobot.policies.dreamzero.network.config import VaeConfig
-from dzrobot.policies.dreamzero.network.layers import compile_blocks
+from dzrobot.policies.dreamzero.network.layers import compile_blocks, convolve
 from dzrobot.policies.dreamzero.network.vae import Vae
 
 CONFIGS = {
@@ -55,6 +56,35 @@ def test_the_library_gives_the_same_bits(vae, video, dtype):
         latents = own.encode(small)
         assert torch.equal(latents, plain.encode(small))
         assert torch.equal(own.decode(latents), plain.decode(latents))
+
+
+def test_single_clips_on_one_thread_have_the_bits_of_torch(monkeypatch):
+    """Shapes are drawn; for these, torch's own convolution would write out what pixels see."""
+    generator = torch.Generator().manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def drawn(*of):
+        return of[int(torch.randint(len(of), (), generator=generator))]
+
+    try:
+        for _ in range(40):
+            channels, out = drawn(1, 3, 8, 12, 16, 32), drawn(1, 4, 8, 12, 24, 48)
+            shape = (1, channels, drawn(3, 4, 6), drawn(1, 3, 8, 16, 22), drawn(1, 5, 16, 40))
+            layer = nn.Conv3d(channels, out, 3, padding=(0, 1, 1))
+            with torch.no_grad():
+                x = torch.randn(shape, generator=generator)
+                expected = layer(x)
+                with monkeypatch.context() as patch:
+                    patch.delattr("torch.nn.functional.conv3d")
+                    assert torch.equal(convolve(x, layer), expected), shape
+                # Elsewhere torch's own: several clips, and where gradients are wanted.
+                pair = torch.cat([x, x])
+                assert torch.equal(convolve(pair, layer), layer(pair))
+            convolve(x, layer).sum().backward()
+            assert layer.weight.grad is not None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_fit_sees_single_frames_as_everything_else_does(vae, video):
