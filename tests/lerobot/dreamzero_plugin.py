@@ -60,6 +60,12 @@ def again(folder, target, *overrides):
     say(same=[c.checkpoint for c in map(PreTrainedConfig.from_pretrained, (folder, target))])
 
 
+def marks(root):
+    """Say which rows a person is marked to have acted in, as LeRobot reads them."""
+    dataset = LeRobotDataset("us/marked", root=root)
+    say(marks=[bool(row["intervention"]) for row in dataset])
+
+
 def observations(environments, draws):
     """Yield what each of some environments shows, in dzrobot's keys."""
     for _ in range(STEPS):
@@ -203,7 +209,7 @@ def train(root, first, *words):
 
 
 if __name__ == "__main__":
-    actions = {"listed": listed, "again": again, "play": play, "record": record, "train": train}
+    actions = {one.__name__: one for one in (listed, again, marks, play, record, train)}
     # As LeRobot's own programs do at their start.
     register_third_party_plugins()
     actions[sys.argv[1]](*[Path(w) if w.startswith("/") else w for w in sys.argv[2:]])

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+from data_worlds import ROBOT, step
 
 import dzrobot
 from dzrobot.cli import main
@@ -21,9 +22,11 @@ from dzrobot.policies.dreamzero.checkpoints.checksums import check_checksums, fi
 from dzrobot.policies.dreamzero.checkpoints.directory import open_checkpoint
 from dzrobot.policies.dreamzero.checkpoints.passport import PASSPORT_FILE
 from dzrobot.policies.dreamzero.lerobot_folder import columns_of, input_features
+from dzrobot.recording import EpisodeWriter
 
 FOLDER = os.environ.get("DZROBOT_LEROBOT")
 SCRIPT = Path(__file__).parents[1] / "lerobot" / "dreamzero_plugin.py"
+DAGGER = SCRIPT.with_name("dagger.py")
 needs_lerobot = [
     pytest.mark.lerobot,
     pytest.mark.skipif(FOLDER is None, reason="no environments of LeRobot: run `make lerobot`"),
@@ -231,6 +234,40 @@ def test_lerobots_switch_saves_the_imagined_video(bin_folder, folder, tmp_path):
     for path in paths:
         with av.open(path) as video:
             assert sum(1 for _ in video.decode(video=0)) > STEPS
+
+
+@needs_lerobot[0]
+@needs_lerobot[1]
+def test_takeovers_that_lerobots_dagger_recorded_are_credited(bin_folder, folder, tmp_path):
+    recording = tmp_path / "recording"
+    done = run(bin_folder / "python", DAGGER, folder, recording, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (file,) = (recording / "data").rglob("*.parquet")
+    rows = parquet.read_table(file)
+    marks = np.array(rows["intervention"].to_pylist())
+    # The leader's first action, which no policy says seven times in a row.
+    by_person = np.array([row[0] == 0.625 for row in rows["action"].to_pylist()])
+    assert (marks == by_person).all()
+    assert marks.any()
+    assert not marks.all()
+    assert np.count_nonzero(np.diff(marks.astype(int)) == 1) == 2
+    words = ["credit", str(recording), "--embodiment", "libero_mini"]
+    assert main([*words, "--json", str(tmp_path / "credit.json")]) == 0
+    counted = json.loads((tmp_path / "credit.json").read_text())
+    others = len(marks) - marks.sum()
+    assert counted["rows"] == {"person": marks.sum(), "before_takeover": others}
+    assert 0 < counted["imitating"] < counted["samples"]
+
+
+@needs_lerobot[0]
+@needs_lerobot[1]
+def test_lerobot_reads_our_takeovers(bin_folder, tmp_path):
+    given = [number % 7 > 3 for number in range(20)]
+    with EpisodeWriter(tmp_path / "set", ROBOT, fps=20, version="v3.0") as writer:
+        for number, mark in enumerate(given):
+            writer.add_frame(*step(ROBOT, 0, 0, number), {"intervention": np.bool_(mark)})
+        writer.save_episode(success=True)
+    assert said(bin_folder, tmp_path, "marks", tmp_path / "set")["marks"] == given
 
 
 def test_the_columns_are_declared_whole():
