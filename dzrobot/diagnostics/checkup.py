@@ -15,7 +15,6 @@ from dzrobot.diagnostics.conventions import (
     AGREES,
     UNCHANGED,
     Array,
-    ImageMatch,
     Repair,
     RotationReading,
 )
@@ -23,6 +22,7 @@ from dzrobot.diagnostics.motion import Answers, Bench, Motions, RecordedStart
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.spec import Embodiment
 from dzrobot.errors import ConfigError
+from dzrobot.modality.input_variants import RENDERED, fit_images
 
 LOOKED_AT = 2
 """Episodes in which the hand's motion and the first images are compared."""
@@ -31,7 +31,6 @@ LOW_SHARE = 0.8
 """Below, repeated episodes succeed too rarely."""
 
 _AT_THE_SEAM = 0.25
-_CLEARLY = 0.7
 
 _SAME_IMAGE = 25.0
 """Difference of 255 above which two images show something else."""
@@ -95,29 +94,20 @@ def check_images(
 ) -> Iterator[Finding]:
     """Yield what the recorded first images show, by view."""
     rendered = [bench.first_images(one.recording) for one in episodes]
-    best: dict[str, ImageMatch] = {}
+    recorded = [one.images for one in episodes]
     for key in robot.video_keys:
-        matches = conventions.image_matches([one.images[key] for one in episodes], rendered)
-        same = next(m for m in matches if (m.view, m.orientation, m.channels) == (key, "", ""))
-        clear = matches[0].difference < _CLEARLY * same.difference
-        best[key] = matches[0] if clear else same
-    exchanged = {key: match.view for key, match in best.items() if match.view != key}
-    for key, match in best.items():
-        what = "views swapped" if key in exchanged else "image"
-        if match.difference > _SAME_IMAGE:
+        fit = fit_images(key, rendered, recorded, reference=RENDERED)
+        if fit.is_variant:
+            yield Finding("fail", f"image: {key}", f"is {fit.words}")
+        elif fit.as_is > _SAME_IMAGE:
             yield Finding(
                 "fail",
                 key,
-                f"shows something else than the environment, {match.difference:.0f} "
-                "of 255 apart however it is turned: another camera, scene or rendering",
+                f"shows something else than the environment, {fit.as_is:.0f} "
+                "of 255 apart however it is changed: another camera, scene or rendering",
             )
-            continue
-        shown = [f"what the environment's {match.view} shows"] if key in exchanged else []
-        shown += [words for words in (match.orientation, match.channels) if words]
-        if not shown:
-            yield Finding("ok", key, f"as rendered, {match.difference:.1f} of 255 apart")
         else:
-            yield Finding("fail", f"{what}: {key}", f"is {', '.join(shown)}")
+            yield Finding("ok", key, f"as rendered, {fit.as_is:.1f} of 255 apart")
 
 
 def read_rotation(

@@ -1,12 +1,12 @@
-"""What is usually wrong with recorded images, states and actions, and what mends it.
+"""What is usually wrong with recorded states and actions, and what mends it.
 
 Plain arithmetic: recordings are compared with what a replay of them gives, step by step. Steps are
 compared, not places, so that what came before a step does not count against it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
-from dzrobot.modality.input_variants import shrunk
 
 Array = NDArray[np.floating[Any]]
 Image = NDArray[np.uint8]
@@ -37,7 +36,6 @@ _STILL = (1e-3, 1e-2, 1e-3)
 _SAME_RAD = 0.5
 """Rotation vectors that differ by less stand for the same motion: antipodes are a turn apart."""
 
-_THUMBNAIL = 64
 _FULL_TURN = 2 * np.pi
 
 
@@ -357,58 +355,3 @@ def antipodal(recorded: Array, replayed: Array) -> bool:
         return False
     other_way = replayed * (1 - _FULL_TURN / length)
     return bool(np.linalg.norm(recorded - other_way) < _SAME_RAD)
-
-
-@dataclass(frozen=True, order=True)
-class ImageMatch:
-    """How well a rendered image, seen in some way, matches a recorded one."""
-
-    difference: float
-    """Mean over pixels, of 255."""
-
-    view: str
-    """Key of the rendered view."""
-
-    orientation: str
-    """How it is to be turned; empty for not at all."""
-
-    channels: str
-    """How its colors are to be changed; empty for not at all."""
-
-
-_ORIENTATIONS: Mapping[str, Callable[[Image], Image]] = {
-    "": lambda image: image,
-    "upside down": lambda image: image[::-1],
-    "mirrored": lambda image: image[:, ::-1],
-    "turned by 180 degrees": lambda image: image[::-1, ::-1],
-}
-_CHANNELS: Mapping[str, Callable[[Image], Image]] = {
-    "": lambda image: image,
-    "with red and blue exchanged": lambda image: image[..., ::-1],
-}
-
-
-def image_matches(
-    recorded: Sequence[Image], rendered: Sequence[Mapping[str, Image]]
-) -> list[ImageMatch]:
-    """Return how well each rendered view in each orientation matches one recorded view.
-
-    Args:
-        recorded: (H, W, 3) of several episodes.
-        rendered: Every view at the same moments.
-    """
-    small = [_small(image) for image in recorded]
-    found = []
-    for key, (turn, orient), (swap, recolor) in product(
-        rendered[0], _ORIENTATIONS.items(), _CHANNELS.items()
-    ):
-        away = [
-            np.abs(one - _small(recolor(orient(shown[key])))).mean()
-            for one, shown in zip(small, rendered, strict=True)
-        ]
-        found.append(ImageMatch(float(np.mean(away)), key, turn, swap))
-    return sorted(found)
-
-
-def _small(image: Image) -> NDArray[np.float32]:
-    return shrunk(image, _THUMBNAIL).astype(np.float32)

@@ -38,6 +38,7 @@ SAME_STATE = 0.5
 LATEST = 6
 """Recorded steps, from the newest back, that a live image may be of."""
 
+_FINE = 64
 _SAME_PIXEL = 6.0
 _OTHER_PIXEL = 20.0
 _LEAST_PART = 0.01
@@ -59,6 +60,21 @@ _FITS_STATE = 0.2
 _CONSTANT = 2.0
 _STATIC = 0.05
 _FEW_DEVIATIONS = 1e-3
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How images are spoken of that others are compared with."""
+
+    view: str = "what was recorded as {}"
+    """One of them by its view."""
+
+    one: str = "the recorded one"
+    """The one of the same view."""
+
+
+RECORDED = Reference()
+RENDERED = Reference("what the environment's {} shows", "the environment's")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +104,8 @@ def fit_images(
     recorded: Sequence[Mapping[str, Image]],
     live: Sequence[Mapping[str, Image]],
     *,
-    fine: bool = True,
     same_place: bool = False,
+    reference: Reference = RECORDED,
 ) -> ImageFit:
     """Return what the live view ``key`` is, at moments that were recorded.
 
@@ -97,10 +113,11 @@ def fit_images(
         key: Which view.
         recorded: All recorded views (H, W, 3), by moment.
         live: The same of what is seen.
-        fine: Whether other resolutions and places of the camera are tried too; not of images that
-            are small anyway.
         same_place: Whether both began at one start: then what differs in part is something else.
+        reference: What the recorded ones are called, where they are others.
     """
+    # Other resolutions and places of the camera are not tried where images are small anyway.
+    fine = min(one[key].shape[0] for one in (*recorded, *live)) >= _FINE
     theirs = [_small(one[key]) for one in live]
     ours = [{name: _small(image) for name, image in one.items()} for one in recorded]
     as_is = _apart([one[key] for one in ours], theirs)
@@ -109,9 +126,11 @@ def fit_images(
     if max(float(image.std()) for image in theirs) < _CONSTANT:
         return ImageFit(as_is=as_is, best=as_is, words="one color throughout")
     pairs = [(one[key], image) for one, image in zip(ours, theirs, strict=True)]
-    turned = list(_changed(key, ours, theirs, _turned()))
-    cut = _changed(key, ours, theirs, _cut(fine=fine))
-    best, words, changed = min((*turned, *cut, *_undone(pairs, fine=fine)), key=_simplest)
+    named = partial(_named, key, reference)
+    turned = list(_changed(named, ours, theirs, _turned()))
+    cut = _changed(named, ours, theirs, _cut(fine=fine))
+    undone = _undone(pairs, reference.one, fine=fine)
+    best, words, changed = min((*turned, *cut, *undone), key=_simplest)
     fits = bool(words) and best < CLEARLY * as_is
     if fine:
         left, where, there = _elsewhere(pairs, turned)
@@ -136,14 +155,14 @@ def _simplest(change: _Change) -> tuple[float, int]:
 
 
 def _changed(
-    key: str,
+    named: Callable[[str, str], str],
     ours: Sequence[Mapping[str, Image]],
     theirs: Sequence[Image],
     changes: Iterable[tuple[str, Callable[[Image], Image]]],
 ) -> Iterator[_Change]:
     """Yield changes of every view: what is left, what the live image is by it, the images then."""
     for name, (words, change) in product(ours[0], changes):
-        yield _change(_named(key, name, words), [change(one[name]) for one in ours], theirs)
+        yield _change(named(name, words), [change(one[name]) for one in ours], theirs)
 
 
 def _change(words: str, recorded: Sequence[Image], live: Sequence[Image]) -> _Change:
@@ -295,8 +314,8 @@ def is_static(key: str, seen: Sequence[Mapping[str, Image]]) -> bool:
     return len(small) > 1 and _apart(small[:-1], small[1:]) < _STATIC
 
 
-def _named(key: str, name: str, words: str) -> str:
-    other = "" if name == key else f"what was recorded as {name}"
+def _named(key: str, reference: Reference, name: str, words: str) -> str:
+    other = "" if name == key else reference.view.format(name)
     return ", ".join(one for one in (other, words) if one)
 
 
@@ -322,19 +341,19 @@ def _cut(*, fine: bool) -> Iterator[tuple[str, Callable[[Image], Image]]]:
         yield f"at 1/{factor} of the resolution", partial(_coarse, factor=factor)
 
 
-def _undone(pairs: _Pairs, *, fine: bool) -> Iterator[_Change]:
+def _undone(pairs: _Pairs, one: str, *, fine: bool) -> Iterator[_Change]:
     """Yield, as :func:`_changed` does, changes that make a live image a recorded one."""
     changes: dict[str, Callable[[Image], Image]] = {
-        f"not cropped to {100 * share:.0f} %, as the recorded one is": partial(
+        f"not cropped to {100 * share:.0f} %, as {one} is": partial(
             _cropped, high=share, wide=share
         )
         for share in (0.9, 0.8, 0.7, 0.6)
     }
     for factor in (2, 4) if fine else ():
-        changes[f"sharper than the recorded one, {factor} times"] = partial(_coarse, factor=factor)
-    changes["without the recorded one's bars (4:3)"] = partial(_boxed, high=3 / 4, wide=1)
+        changes[f"sharper than {one}, {factor} times"] = partial(_coarse, factor=factor)
+    changes[f"without the bars of {one} (4:3)"] = partial(_boxed, high=3 / 4, wide=1)
     for words, change in changes.items():
-        yield _change(words, [one for one, _ in pairs], [change(image) for _, image in pairs])
+        yield _change(words, [ours for ours, _ in pairs], [change(theirs) for _, theirs in pairs])
 
 
 _TURNS: Mapping[str, Callable[[Image], Image]] = {

@@ -74,9 +74,11 @@ class HandEnv(gym.Env):
         vector = rotation_vector(self.axes)
         image = np.zeros((16, 16, 3), np.uint8)
         image[:4, :4], image[10:, :2], image[4:6, 12:] = (200, 40, 0), (0, 90, 30), (10, 20, 250)
+        wrist = np.full_like(image, 90)
+        wrist[2:9, 3:5], wrist[11:13, 6:], wrist[:3, 9:] = (20, 200, 40), (240, 30, 60), (0, 0, 120)
         return {
             "video.image": image,
-            "video.wrist_image": np.ascontiguousarray(image.swapaxes(0, 1)[::-1]),
+            "video.wrist_image": wrist,
             "state.state": np.array([*self.at, *vector, self.open, -self.open], np.float32),
             "annotation.task": self.task,
         }
@@ -224,8 +226,8 @@ IMAGE_FAULTS = {
     ),
     "views swapped": (
         shown(lambda images: dict(zip(images, reversed(images.values()), strict=True))),
-        {"views swapped: video.image": "video.wrist_image shows",
-         "views swapped: video.wrist_image": "video.image shows"},
+        {"image: video.image": "what the environment's video.wrist_image shows",
+         "image: video.wrist_image": "what the environment's video.image shows"},
     ),
     "one view's colors": (
         shown(
@@ -235,6 +237,20 @@ IMAGE_FAULTS = {
             }
         ),
         {"image: video.image": "red and blue exchanged"},
+    ),
+    "turned": (
+        shown(lambda images: {k: np.rot90(v) for k, v in images.items()}),
+        {"image: video.image": "turned by 90 degrees to the left",
+         "image: video.wrist_image": "turned by 90 degrees to the left"},
+    ),
+    "dark": (
+        shown(lambda images: {k: (v * 0.5).astype(np.uint8) for k, v in images.items()}),
+        {"image: video.image": "is 0.5 times as bright",
+         "image: video.wrist_image": "is 0.5 times as bright"},
+    ),
+    "black": (
+        shown(lambda images: {k: 0 * v if k == "video.image" else v for k, v in images.items()}),
+        {"image: video.image": "is one color throughout"},
     ),
 }  # fmt: skip
 MOTION_FAULTS = {
@@ -390,7 +406,7 @@ def test_the_command_says_what_is_wrong_by_its_exit_code(good, tmp_path, capsys)
     wrong = [swapped(acted(times(GRIPPER, -1))(one)) for one in good]
     assert main(["doctor", "data", str(written(tmp_path / "bad", wrong)), "--env", ENV]) == 1
     out = capsys.readouterr().out
-    assert "views swapped: video.image" in out
+    assert "what the environment's video.wrist_image shows" in out
     assert "gripper sign" in out
 
 

@@ -176,7 +176,7 @@ class TrainedInputs:
             away = np.abs(recorded[key].astype(np.float64) - image).mean()
             if away <= max(_LEAST, _SPREAD * spread):
                 continue
-            fit = variants.fit_images(key, [recorded], [live], fine=False)
+            fit = variants.fit_images(key, [recorded], [live])
             other = max(2 * variants.OTHER_IMAGE, _OTHER_SCENE * spread)
             if fit.is_variant or fit.as_is > other:
                 yield f"{key} is {fit.words or 'something else, however it is changed'}"
