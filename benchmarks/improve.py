@@ -20,6 +20,7 @@ U   and the policy's runs, every row imitated: do marks matter at all?
 S   and its successes, whole episodes imitated
 G   and its runs by credit
 N   as G, but rows that are not to be imitated are seen with noise: is "given" needed?
+H   as G, without samples in which every action is given (`share: 0`)
 ==  ==========================================================================================
 
 K, X, U and G are trained with two seeds and tested from ``--episodes`` starts; S and N with one
@@ -56,7 +57,7 @@ from dzrobot.rollout.evaluation.comparison import read_results
 from dzrobot.rollout.evaluation.significance import adjusted_interval, count_pairs, mcnemar_p
 from dzrobot.training.data import credit
 
-ARMS = ("K0", "G0", "U0", "X0", "K1", "G1", "U1", "X1", "S0", "N0")
+ARMS = ("K0", "G0", "U0", "X0", "K1", "G1", "U1", "X1", "S0", "N0", "H0")
 """Arm and training seed, in the order of the tests."""
 
 FULL = "KXUG"
@@ -226,7 +227,7 @@ def train(study: Study, name: str) -> Stage:
     begin = study.exported("start")
     beside = {"K": (), "X": ("extra",)}.get(arm, ("runs",))
     sources: list[dict[str, Any]] = [{"dataset_path": str(study.root / "demos"), "weight": 8}]
-    by_row = {"credit": {}} if arm in "GN" else {}
+    by_row = {"credit": {"share": 0} if arm == "H" else {}} if arm in "GNH" else {}
     sources += [{"dataset_path": str(study.root / one), "weight": 2, **by_row} for one in beside]
     common = {
         "embodiment_tag": o.embodiment,
@@ -345,7 +346,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--collect-flags", default=f"{DRAFT} --embodiment libero_mini")
     parser.add_argument("--eval-flags", default="--videos none")
     parser.add_argument(
-        "--record-flags", default="--takeover expert:stuck=2,noise=0.1", help="who takes over"
+        "--record-flags", default="--takeover expert:random=0.2,noise=0.1", help="who takes over"
     )
     for name, count in (
         ("demos", 30), ("start-steps", 1000), ("steps", 300), ("attempts", 40), ("episodes", 200),
