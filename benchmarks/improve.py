@@ -18,12 +18,12 @@ K   demonstrations only: does more training do it?
 X   and as many rows of new demonstrations as were taken over: is it only more of the expert?
 U   and the policy's runs, every row imitated: do marks matter at all?
 S   and its successes, whole episodes imitated
-G   and its runs by credit
+G   and its runs by credit, samples of the video alone among them
 N   as G, but rows that are not to be imitated are seen with noise: is "given" needed?
-H   as G, without samples in which every action is given (`share: 0`)
+H   as G, without samples of the video alone: what `credit: {}` is since G was known
 ==  ==========================================================================================
 
-K, X, U and G are trained with two seeds and tested from ``--episodes`` starts; S and N with one
+K, X, U and G are trained with two seeds and tested from ``--episodes`` starts; S, N and H with one
 seed, from half of them.
 
 Another start was tried first, and given up: the bundled policy with cameras that have become bad
@@ -227,7 +227,7 @@ def train(study: Study, name: str) -> Stage:
     begin = study.exported("start")
     beside = {"K": (), "X": ("extra",)}.get(arm, ("runs",))
     sources: list[dict[str, Any]] = [{"dataset_path": str(study.root / "demos"), "weight": 8}]
-    by_row = {"credit": {"share": 0} if arm == "H" else {}} if arm in "GNH" else {}
+    by_row = {"credit": {"share": 0 if arm == "H" else None}} if arm in "GNH" else {}
     sources += [{"dataset_path": str(study.root / one), "weight": 2, **by_row} for one in beside]
     common = {
         "embodiment_tag": o.embodiment,

@@ -213,9 +213,10 @@ class CreditConfig(FrozenConfig):
     """Episodes that failed: ``video``: what their last actor did is given; ``leave_out``: they are
     not used."""
 
-    share: Share | None = None
-    """Share of the samples of this source in which every action is given; null: as many as there
-    are."""
+    share: Share | None = 0.0
+    """Share of the samples of this source in which every action is given, so that they train the
+    video alone; null: as many as there are. None of them by default: a policy that learns the video
+    of what it did wrong does it more often (``docs/guides/improve.md``)."""
 
 
 class SourceConfig(FrozenConfig):

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     alone = sum(one is not None and not one.imitates for one in asked)
     print(
         f"{counted(len(reader), 'sample')}: {len(reader) - alone:,} with an action to imitate, "
-        f"{alone:,} of the video alone"
+        f"{alone:,} of the video alone, drawn only if the credit has a share or share: null"
     )
     warnings = [*_warnings(table), *_beyond(reader, robot, arguments.statistics)]
     for warning in warnings:
@@ -125,7 +125,7 @@ def _warnings(table: Credits) -> list[str]:
             "and are not imitated: mark them with dzrobot relabel"
         )
     if not any(table.use(reason) != "given" for reason in rows):
-        found.append("nothing is imitated: such a source trains the video alone")
+        found.append("nothing is imitated: nothing of it is trained by default")
     return found
 
 

@@ -158,7 +158,7 @@ def opened(root, name="runs", **more):
     return DatasetReader(root / name, ROBOT, options)
 
 
-def data(world, *credited, **more):
+def data(world, *credited, runs="runs", **more):
     """Return demonstrations, and the runs once for each of ``credited``."""
 
     def source(name, credit):
@@ -167,7 +167,7 @@ def data(world, *credited, **more):
             credit=credit, inherited=True,
         )  # fmt: skip
 
-    specs = [source("demos", None), *(source("runs", credit) for credit in credited)]
+    specs = [source("demos", None), *(source(runs, credit) for credit in credited)]
     options = ReaderOptions(cache=world / "cache", images=False, **more)
     return TrainingData.open(specs, seed=0, options=options)
 
@@ -240,7 +240,7 @@ PLAN = LoaderPlan(global_batch=4, micro_batch=4, stop_step=8)
 
 
 def test_a_batch_carries_what_is_asked_of_its_actions(world):
-    whole = data(world, CreditConfig())
+    whole = data(world, CreditConfig(share=None))
     seen = set()
     for batch in build_loader(whole, PLAN):
         for at, number in enumerate(batch["sample_id"].tolist()):
@@ -256,21 +256,33 @@ def test_a_batch_carries_what_is_asked_of_its_actions(world):
 
 
 def test_samples_without_an_imitated_action_have_a_share_of_their_own(world):
-    def drawn(*credited):
-        whole = data(world, *credited)
+    def drawn(*credited, **more):
+        whole = data(world, *credited, **more)
         keys = whole.sample_keys(0, range(2048), 2048)
         found = [whole.locate(key.sample_id) for key in keys]
         runs = [reader.credit(window) for source, reader, window in found if source]
         return np.mean([not one.imitates for one in runs])
 
-    natural = drawn(CreditConfig())
+    natural = drawn(CreditConfig(share=None))
     assert 0.4 < natural < 0.7
     for share in (0.1, 0.9):
         assert abs(drawn(CreditConfig(share=share)) - share) < 0.02
-    assert drawn(CreditConfig(share=0)) == 0
+    # Unless they are asked for, they are not drawn.
+    assert drawn(CreditConfig()) == 0
     assert drawn(CreditConfig(share=1)) == 1
+    assert drawn(CreditConfig(), start_share=0.2) == 0
     with pytest.raises(ConfigError, match=r"start_share and credit\.share both decide"):
         data(world, CreditConfig(share=0.1), start_share=0.2)
+
+
+def test_runs_of_which_nothing_is_imitated_are_left_out_and_said(world, caplog):
+    recorded(world / "failed", episodes={0: ("." * 30, False)})
+    whole = data(world, CreditConfig(), runs="failed")
+    keys = whole.sample_keys(0, range(256), 256)
+    assert {whole.locate(key.sample_id)[0] for key in keys} == {0}
+    assert "failed has no sample with an action to imitate" in caplog.text
+    both = data(world, CreditConfig(share=None), runs="failed")
+    assert {both.locate(key.sample_id)[0] for key in both.sample_keys(0, range(256), 256)} == {0, 1}
 
 
 def test_whole_episodes_with_a_takeover_are_not_imitated(world):

@@ -151,9 +151,11 @@ def credited_run(world, folder, solo, sources, **changes):
 
 def test_a_policy_is_not_asked_about_rows_that_it_is_not_to_imitate(world, solo, tmp_path):
     runs = policys_runs(tmp_path / "runs")
-    alone = credited_run(world, tmp_path / "one", solo, [(runs, {})], runner__own_rows=3)
+    alone = credited_run(
+        world, tmp_path / "one", solo, [(runs, {"share": None})], runner__own_rows=3
+    )
     assert ask_about_own_data(alone.components) is None
-    both = [(world / "dataset", None), (runs, {})]
+    both = [(world / "dataset", None), (runs, {"share": None})]
     beside = credited_run(world, tmp_path / "two", solo, both, runner__own_rows=3)
     assert ask_about_own_data(beside.components).samples == 3
 

@@ -188,7 +188,7 @@ class TrainingData(Dataset[Sample]):
             if any(one.windows is not None for one in self._choices):
                 raise ConfigError(
                     f"the sampler {type(own).__name__} and credit.share both decide what is "
-                    "sampled: leave credit.share out"
+                    "sampled: set credit.share to null"
                 )
             check_stream(own, sizes, type(own).__name__)
             self.stream = own
@@ -360,28 +360,43 @@ def _choices(
     readers: Sequence[DatasetReader], weights: Sequence[float], options: ReaderOptions
 ) -> list[_Choice]:
     """Return what alternates by weight: every dataset, then windows with a share of their own."""
-    whole, more, share = [], [], options.start_share
+    first, more, share = [], [], options.start_share
     for part, (reader, weight) in enumerate(zip(readers, weights, strict=True)):
-        main = _Choice(part, None, weight)
         of_given = None if reader.options.credit is None else reader.options.credit.share
-        if of_given is not None and share:
+        if of_given and share:
             raise ConfigError(
                 "data.start_share and credit.share both decide what is sampled: give one"
             )
-        if share:
-            main = main._replace(weight=(1 - share) * weight)
-            more.append(_Choice(part, _starts(reader, options), share * weight))
-        elif of_given is not None:
-            main, *others = _by_credit(reader, main, of_given)
-            more += others
-        whole.append(main)
-    return [*whole, *more]
+        drawn = [_Choice(part, None, weight)]
+        if of_given is not None:
+            drawn = _by_credit(reader, drawn[0], of_given)
+        if share and drawn:
+            starts = _starts(reader, options)
+            if drawn[0].windows is not None:
+                starts = np.intersect1d(starts, drawn[0].windows)
+            more.append(_Choice(part, starts, share * weight))
+            drawn = [drawn[0]._replace(weight=(1 - share) * weight)]
+        first += drawn[:1]
+        more += drawn[1:]
+    if not first:
+        raise DatasetError(
+            "no sample has an action to imitate: add demonstrations, or set credit.share to null "
+            "to train the video alone"
+        )
+    return [*first, *more]
 
 
 def _by_credit(reader: DatasetReader, whole: _Choice, share: float) -> list[_Choice]:
     """Return the windows with an action to predict and those without, as far as both are drawn."""
     found = [reader.credit(number) for number in range(len(reader))]
     imitates = np.array([one is not None and one.imitates for one in found])
+    if not share and not imitates.any():
+        _log.warning(
+            "%s has no sample with an action to imitate, and nothing of it is trained; "
+            "credit.share: null trains its video",
+            reader.catalog.root,
+        )
+        return []
     parts = [
         whole._replace(windows=np.flatnonzero(chosen), weight=by * whole.weight)
         for chosen, by in ((imitates, 1 - share), (~imitates, share))
