@@ -279,7 +279,8 @@ def table(known: Mapping[str, Mapping[str, Any]]) -> str:
                 low, high = (100 * end for end in adjusted_interval(pairs))
                 p = mcnemar_p(pairs.first_only, pairs.second_only)
                 cells += f" {base[5:]} | {pairs.second_only} / {pairs.first_only} |"
-                cells += f" {100 * pairs.difference:+.1f} ({low:+.1f} to {high:+.1f}) | {p:.3f} |"
+                shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+                cells += f" {100 * pairs.difference:+.1f} ({low:+.1f} to {high:+.1f}) | {shown} |"
             else:
                 cells += " | | | |"
             rows.append(cells)
