@@ -108,11 +108,13 @@ def seconds(words: list[str], folder: Path) -> float:
 
 def main() -> None:
     """Compare the two loops."""
-    if sys.argv[1] == THEIRS:
+    if sys.argv[1:2] == [THEIRS]:
         return theirs(Path(sys.argv[2]), sys.argv[3:])
-    if sys.argv[1] == PLAYED:
+    if sys.argv[1:2] == [PLAYED]:
         return played(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     bundled = Path(__file__).parents[1] / "policies/dreamzero/bundled/libero_object"
     parser.add_argument("--checkpoint", type=Path, default=bundled)
     parser.add_argument("--suite", default="libero_object")

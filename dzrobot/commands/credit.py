@@ -82,11 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     table = reader.credits or Credits({}, config, reader.catalog.fps)
     for line in _table(table):
         print(line)
-    asked = [reader.credit(number) for number in range(len(reader))]
-    alone = sum(one is not None and not one.imitates for one in asked)
+    alone = int(np.count_nonzero(~reader.imitating()))
     print(
         f"{counted(len(reader), 'sample')}: {len(reader) - alone:,} with an action to imitate, "
-        f"{alone:,} of the video alone, drawn only if the credit has a share or share: null"
+        f"{alone:,} of the video alone, which are drawn only where credit.share says so"
     )
     warnings = [*_warnings(table), *_beyond(reader, robot, arguments.statistics)]
     for warning in warnings:
@@ -125,7 +124,7 @@ def _warnings(table: Credits) -> list[str]:
             "and are not imitated: mark them with dzrobot relabel"
         )
     if not any(table.use(reason) != "given" for reason in rows):
-        found.append("nothing is imitated: nothing of it is trained by default")
+        found.append("nothing is imitated: by default, this recording is left out of training")
     return found
 
 

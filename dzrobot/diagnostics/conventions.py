@@ -16,7 +16,6 @@ from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.envs.panda.poses import rotation_about, rotation_of, rotation_vector
 
 Array = NDArray[np.floating[Any]]
-Image = NDArray[np.uint8]
 
 LAGS = (-1, 1, -2, 2)
 """Rows by which actions may be off from observations."""

@@ -14,13 +14,13 @@ from dzrobot.diagnostics.conventions import (
     AGREES,
     UNCHANGED,
     Array,
-    Image,
     Misfit,
     Repair,
     RotationReading,
 )
 from dzrobot.embodiments.action_conventions import HandMotion
 from dzrobot.embodiments.spec import Embodiment
+from dzrobot.modality.input_variants import Image
 from dzrobot.rollout.demonstrations.record import RecordedActions, replay
 from dzrobot.rollout.environment import accepted, made_environment
 from dzrobot.rollout.episode import Actor, EpisodeResult, run_episode

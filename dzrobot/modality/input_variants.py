@@ -64,13 +64,13 @@ _FEW_DEVIATIONS = 1e-3
 
 @dataclass(frozen=True)
 class Reference:
-    """How images are spoken of that others are compared with."""
+    """What to call the images that others are compared with."""
 
     view: str = "what was recorded as {}"
-    """One of them by its view."""
+    """Phrase for one of them, given its view."""
 
     one: str = "the recorded one"
-    """The one of the same view."""
+    """Phrase for the one of the same view."""
 
 
 RECORDED = Reference()
@@ -114,7 +114,7 @@ def fit_images(
         recorded: All recorded views (H, W, 3), by moment.
         live: The same of what is seen.
         same_place: Whether both began at one start: then what differs in part is something else.
-        reference: What the recorded ones are called, where they are others.
+        reference: What to call those in ``recorded``, where they were not recorded.
     """
     # Other resolutions and places of the camera are not tried where images are small anyway.
     fine = min(one[key].shape[0] for one in (*recorded, *live)) >= _FINE

@@ -2,10 +2,9 @@
 
     python dagger.py POLICY OUTPUT
 
-Keys are pressed by number of observation. What arm and leader saw is printed as JSON.
+Keys are pressed by number of observation.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
@@ -124,7 +123,6 @@ def main():
         "--return_to_initial_position=false",
     ]  # fmt: skip
     lerobot_rollout.main()
-    sys.stdout.write(f"\n{json.dumps({'observations': Remembered.seen})}\n")
 
 
 if __name__ == "__main__":

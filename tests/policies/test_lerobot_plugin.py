@@ -245,7 +245,7 @@ def test_takeovers_that_lerobots_dagger_recorded_are_credited(bin_folder, folder
     (file,) = (recording / "data").rglob("*.parquet")
     rows = parquet.read_table(file)
     marks = np.array(rows["intervention"].to_pylist())
-    # The leader's first action, which no policy says seven times in a row.
+    # A number that the leader alone gives.
     by_person = np.array([row[0] == 0.625 for row in rows["action"].to_pylist()])
     assert (marks == by_person).all()
     assert marks.any()

@@ -285,6 +285,12 @@ def test_runs_of_which_nothing_is_imitated_are_left_out_and_said(world, caplog):
     assert {both.locate(key.sample_id)[0] for key in both.sample_keys(0, range(256), 256)} == {0, 1}
 
 
+def test_starts_of_which_nothing_is_imitated_are_refused(world):
+    recorded(world / "late", episodes={0: ("." * 60 + "#" * 30, True)})
+    with pytest.raises(DatasetError, match="no sample with an action to imitate that begins"):
+        data(world, CreditConfig(), runs="late", start_share=0.2, start_rows=1)
+
+
 def test_whole_episodes_with_a_takeover_are_not_imitated(world):
     with pytest.raises(ValidationError, match=r"credit: \{\}"):
         DataConfig.model_validate({"train_data_paths": ["x"], "episodes": "interventions"})

@@ -342,6 +342,11 @@ class DatasetReader:
         rows, horizon = self._rows(ordinal, start).action, self.embodiment.timing.action_horizon
         return self.credits.of(ordinal, rows, self.padded_actions(number), horizon)
 
+    def imitating(self) -> NDArray[np.bool_]:
+        """Return whether each window has an action to predict, (windows,)."""
+        asked = (self.credit(number) for number in range(len(self)))
+        return np.array([one is None or one.imitates for one in asked], bool)
+
     def _credits(self) -> Credits | None:
         config = self.options.credit
         if config is None:

@@ -371,9 +371,7 @@ def _choices(
         if of_given is not None:
             drawn = _by_credit(reader, drawn[0], of_given)
         if share and drawn:
-            starts = _starts(reader, options)
-            if drawn[0].windows is not None:
-                starts = np.intersect1d(starts, drawn[0].windows)
+            starts = _starts(reader, drawn[0].windows, options)
             more.append(_Choice(part, starts, share * weight))
             drawn = [drawn[0]._replace(weight=(1 - share) * weight)]
         first += drawn[:1]
@@ -388,8 +386,7 @@ def _choices(
 
 def _by_credit(reader: DatasetReader, whole: _Choice, share: float) -> list[_Choice]:
     """Return the windows with an action to predict and those without, as far as both are drawn."""
-    found = [reader.credit(number) for number in range(len(reader))]
-    imitates = np.array([one is not None and one.imitates for one in found])
+    imitates = reader.imitating()
     if not share and not imitates.any():
         _log.warning(
             "%s has no sample with an action to imitate, and nothing of it is trained; "
@@ -405,17 +402,23 @@ def _by_credit(reader: DatasetReader, whole: _Choice, share: float) -> list[_Cho
     return parts or [whole]
 
 
-def _starts(reader: DatasetReader, options: ReaderOptions) -> NDArray[np.int64]:
-    """Return the windows of ``reader`` that begin where an episode does.
+def _starts(
+    reader: DatasetReader, drawn: NDArray[np.int64] | None, options: ReaderOptions
+) -> NDArray[np.int64]:
+    """Return the windows of ``reader``, of those ``drawn``, that begin where an episode does.
 
     Raises:
         DatasetError: There is none.
     """
     windows = reader.windows.within(options.start_rows)
+    if drawn is not None:
+        windows = np.intersect1d(windows, drawn)
     if not len(windows):
+        what = "" if drawn is None else " with an action to imitate"
         raise DatasetError(
-            f"{reader.catalog.root} has no sample that begins in the first {options.start_rows} "
-            "rows of an episode: raise data.start_rows, or set data.start_share=0"
+            f"{reader.catalog.root} has no sample{what} that begins in the first "
+            f"{options.start_rows} rows of an episode: raise data.start_rows, or set "
+            "data.start_share=0"
         )
     return windows
 

@@ -401,7 +401,7 @@ def convolve(x_BCTHW: Tensor, layer: nn.Conv3d) -> Tensor:
     """
     weight, bias, stride = layer.weight, layer.bias, layer.stride
     if bias is None or not _is_written_out(x_BCTHW, layer):
-        return F.conv3d(x_BCTHW, weight, bias, stride, layer.padding)
+        return F.conv3d(x_BCTHW, weight, bias, stride, layer.padding, layer.dilation, layer.groups)
     frames, high, wide = map(int, layer.padding)
     x = F.pad(x_BCTHW, (wide, wide, high, high, frames, frames)).contiguous()
     kernel, steps = weight.shape[2:], x.stride()[2:]
@@ -422,7 +422,9 @@ def _is_written_out(x_BCTHW: Tensor, layer: nn.Conv3d) -> bool:
     """Return whether torch would write out what pixels see, and nothing asks how it came about."""
     if x_BCTHW.device.type != "cpu" or x_BCTHW.dtype != torch.float32 or len(x_BCTHW) != 1:
         return False
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or layer.kernel_size[1:] == (1, 1):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if layer.kernel_size[1:] == (1, 1) or layer.groups != 1 or layer.dilation != (1, 1, 1):
         return False
     sizes = layer.stride, layer.padding, layer.dilation, False, layer.output_padding, layer.groups
     chosen = torch._C._select_conv_backend(x_BCTHW, layer.weight, layer.bias, *sizes)
